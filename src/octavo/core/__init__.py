@@ -1,0 +1,1 @@
+"""Plain data that every package speaks: requests, plans, settings, errors and events."""

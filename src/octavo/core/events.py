@@ -1,0 +1,90 @@
+"""What the engine tells whoever observes it: facts with times, no judgement."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from octavo.core.request import RequestStats
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUsage:
+    """Every block is in exactly one of these states."""
+
+    num_total: int
+    num_free: int
+    """Holding nothing."""
+    num_cached: int
+    """Holding a cached prefix that nobody uses: can be evicted."""
+    num_used: int
+    """In a block table."""
+
+    @property
+    def used_ratio(self) -> float:
+        """Share of the pool that running sequences hold, 0 to 1."""
+        return self.num_used / self.num_total
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """State and running totals of the scheduler after a step."""
+
+    num_running: int
+    num_waiting: int
+    usage: CacheUsage
+    preemptions_total: int
+    prefix_queries_total: int
+    """Prompt tokens of first admissions that looked for a cached prefix."""
+    prefix_hits_total: int
+    """Those of them that were found. Recompute after preemption counts in neither."""
+    preempted_queries_total: int
+    """The same two for resumed sequences, apart, so that they cannot flatter the hit ratio."""
+    preempted_hits_total: int
+    evictions_total: int
+    """Cached blocks forgotten to make room."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCompleted:
+    """One step of the engine."""
+
+    time: float
+    duration_s: float
+    num_prompt_tokens: int
+    """Prompt tokens computed (recompute included)."""
+    num_generation_tokens: int
+    """Tokens sampled."""
+    first_token_latencies_s: tuple[float, ...]
+    """TTFT of each request whose first token came in this step: arrival to first token."""
+    inter_token_latencies_s: tuple[float, ...]
+    """Gap before each other token of this step."""
+    stats: SchedulerStats
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinished:
+    """A request left the engine, for whatever reason."""
+
+    stats: RequestStats
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRejected:
+    """A request was refused before it was accepted (counted apart from finished ones)."""
+
+    status: int
+
+
+Event = StepCompleted | RequestFinished | RequestRejected
+
+
+class Observer(Protocol):
+    """Receives events on the thread where they happen; must be quick and must not raise."""
+
+    def on_event(self, event: Event) -> None: ...
+
+
+class NullObserver:
+    """Observes nothing."""
+
+    def on_event(self, event: Event) -> None:
+        """Ignore the event."""

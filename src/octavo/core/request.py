@@ -1,0 +1,108 @@
+"""What was asked, and how it ended."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from octavo.core.ids import RequestId, TokenId
+from octavo.core.sampling import SamplingParams
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; the values are the labels of the metrics."""
+
+    STOP = "stop"
+    """An end-of-turn id, a stop id or a stop string came."""
+    LENGTH = "length"
+    """The token limit or the end of the context was reached."""
+    ABORT = "abort"
+    """The client gave up, or the server shut down."""
+    ERROR = "error"
+    """Computing it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheIdentity:
+    """Whose KV may be shared with whom: the namespace of a prefix in the cache.
+
+    Two requests can share KV only if every field is equal, so a new model or tokenizer version,
+    another adapter or another tenant cannot hit old KV by construction.
+    """
+
+    model: str
+    """Fingerprint of the weights and of every setting that changes KV."""
+    tokenizer: str
+    """Fingerprint of the tokenizer."""
+    kv_dtype: str
+    """Number format of stored KV."""
+    adapter: str = ""
+    """Identity *and content* of the adapter; empty without one."""
+    tenant: str = ""
+    """Who is isolated from whom; empty with a single tenant."""
+    salt: str = ""
+    """The client's own ``cache_salt``; empty without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt and what to do with it. Frozen: nothing about what was asked ever changes."""
+
+    request_id: RequestId
+    prompt_token_ids: tuple[TokenId, ...]
+    """At least one token."""
+    sampling: SamplingParams
+    """``max_tokens`` may be None: up to the end of the context."""
+    identity: CacheIdentity
+    arrival_time: float
+    """Seconds on the engine's clock."""
+    priority: int = 0
+    """Lower runs first under the ``priority`` policy; ignored under ``fcfs``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely a token was, and what was likelier."""
+
+    token_id: TokenId
+    logprob: float
+    rank: int
+    """1 is the likeliest token of the vocabulary."""
+    top: tuple[tuple[TokenId, float], ...] = ()
+    """The likeliest tokens, likeliest first; fewer than asked where the vocabulary is small."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """What one step produced for one request."""
+
+    request_id: RequestId
+    new_token_ids: tuple[TokenId, ...] = ()
+    new_logprobs: tuple[TokenLogprobs, ...] = ()
+    """One entry per new token where the request asked for logprobs, else empty."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """Set once, with the first output: one entry per prompt token, the first of them None."""
+    num_cached_tokens: int = 0
+    """Prompt tokens whose KV came from the cache when the request first ran."""
+    finish_reason: FinishReason | None = None
+    stop_token_id: TokenId | None = None
+    """The token that ended the output, if one did; it is also the last of ``new_token_ids``."""
+    error: str | None = None
+    """One sentence, when ``finish_reason`` is ERROR."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """The life of a finished request, in seconds on the engine's clock. None: never got there."""
+
+    request_id: RequestId
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_generation_tokens: int
+    """Tokens the client was given: those past a stop string do not count."""
+    max_tokens: int
+    finish_reason: FinishReason
+    num_preemptions: int
+    arrival_time: float
+    first_scheduled_time: float | None
+    first_token_time: float | None
+    last_token_time: float | None
+    finish_time: float

@@ -1,0 +1,1 @@
+"""Named tensor operations and the backends that carry them out."""
