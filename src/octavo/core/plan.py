@@ -6,6 +6,7 @@ runner a preemption is a release; when the sequence comes back it is new again.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from octavo.core.ids import BlockId, SequenceId, TokenId
 from octavo.core.request import TokenLogprobs
@@ -82,3 +83,14 @@ class ModelRunnerOutput:
     """For sequences that asked: entry i scores the prompt token at position ``start + i + 1``."""
     failed: Mapping[SequenceId, str] = field(default_factory=dict)
     """Sequences whose result is unusable (NaN logits), with one sentence why."""
+
+
+class ModelRunner(Protocol):
+    """Executes plans. The engine holds one; the simulator and tests put another in its place."""
+
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Release, copy, compute and sample as planned.
+
+        An exception fails every sequence of the plan and nobody else; the runner must still be
+        usable afterwards.
+        """

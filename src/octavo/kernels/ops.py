@@ -103,12 +103,11 @@ class Ops(Protocol):
     def paged_attention(self, q: Array, attention: Attention) -> Array:
         """Return causal attention of each token over its sequence's KV, through the block table."""
 
-    def logits(self, x: Array, head: Weight, *, softcap: float | None = None) -> Array:
-        """Return ``[R, vocab]``: the head's scores for the batch's ``logits_rows`` of ``x``.
+    def logits_rows(self, x: Array) -> Array:
+        """Return ``[R, features]``: the rows of ``x`` whose logits the batch wants."""
 
-        ``x`` holds all N rows, already normed or not: rows that are not wanted cost nothing in a
-        backend that fuses.
-        """
+    def logits(self, x: Array, head: Weight, *, softcap: float | None = None) -> Array:
+        """Return ``[R, vocab]``: ``x @ head.T``, then ``softcap * tanh(. / softcap)`` if set."""
 
 
 Forward = Callable[[Ops], Array]
