@@ -61,6 +61,13 @@ class StepCompleted:
 
 
 @dataclass(frozen=True, slots=True)
+class StateChanged:
+    """Requests came or went between steps; the gauges are these now."""
+
+    stats: SchedulerStats
+
+
+@dataclass(frozen=True, slots=True)
 class RequestFinished:
     """A request left the engine, for whatever reason."""
 
@@ -74,7 +81,7 @@ class RequestRejected:
     status: int
 
 
-Event = StepCompleted | RequestFinished | RequestRejected
+Event = StepCompleted | StateChanged | RequestFinished | RequestRejected
 
 
 class Observer(Protocol):

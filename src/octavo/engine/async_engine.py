@@ -1,0 +1,165 @@
+"""The front end of servers: completions as async streams, from an engine on its own thread."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+from octavo.core.errors import InvalidRequestError, UnavailableError
+from octavo.core.events import Observer, SchedulerStats
+from octavo.core.ids import RequestId, TokenId
+from octavo.core.request import Request
+from octavo.core.sampling import SamplingParams
+from octavo.engine.core import EngineCore
+from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.outputs import GenerationDelta, ModelInfo
+from octavo.engine.requests import RequestBuilder
+from octavo.engine.thread import Abort, Add, EngineThread, Finish, Outbox
+from octavo.models.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """The engine has stopped for good."""
+
+    message: str
+
+
+_Item = GenerationDelta | _Failure
+
+
+class AsyncEngine:
+    """Serves completions on one event loop while an engine thread computes them.
+
+    All methods are called on the loop that called ``start``.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        tokenizer: Tokenizer,
+        requests: RequestBuilder,
+        info: ModelInfo,
+        observer: Observer,
+    ) -> None:
+        self.info = info
+        self.tokenizer = tokenizer
+        self._core = core
+        self._requests = requests
+        self._processor = OutputProcessor(tokenizer, observer)
+        self._thread = EngineThread(core, self._hand_over)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._queues: dict[RequestId, asyncio.Queue[_Item]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._failure: str | None = None
+
+    def start(self) -> None:
+        """Start the engine thread; must be called on the event loop that will be used."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def shutdown(self) -> None:
+        """Stop the engine thread after its step; live completions end with an error."""
+        self._thread.stop()
+        self._fail("The server is shutting down.")
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until no completion is live; False if some still is after ``timeout_s``."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        return self._idle.is_set()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine can serve."""
+        return self._failure is None and self._thread.is_alive
+
+    def stats(self) -> SchedulerStats:
+        """Return the scheduler's gauges and totals, as of now."""
+        return self._core.stats()
+
+    async def generate(
+        self,
+        prompt_token_ids: Sequence[TokenId],
+        sampling: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[GenerationDelta, None]:
+        """Yield the deltas of ``sampling.n`` completions as they come, interleaved.
+
+        Closing the generator (or cancelling its task) aborts what is unfinished.
+
+        Raises:
+            RequestError: before the first delta if the request is refused; later only
+                UnavailableError, if the engine stops.
+        """
+        if not self.is_running:
+            raise UnavailableError(self._failure or "The engine is not running.")
+        requests = self._requests.build(
+            prompt_token_ids,
+            sampling,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        queue = self._submit(requests)
+        live = {request.request_id for request in requests}
+        try:
+            while live:
+                item = await queue.get()
+                if isinstance(item, _Failure):
+                    raise UnavailableError(item.message)
+                if item.finish_reason is not None:
+                    live.discard(requests[item.index].request_id)
+                yield item
+        finally:
+            for name in live:
+                self._thread.send(Abort(name))
+
+    def _submit(self, requests: Sequence[Request]) -> asyncio.Queue[_Item]:
+        for request in requests:
+            if request.request_id in self._queues:
+                raise InvalidRequestError(
+                    f"A request named {request.request_id!r} is already running.",
+                    param="request_id",
+                )
+        queue: asyncio.Queue[_Item] = asyncio.Queue()
+        for index, request in enumerate(requests):
+            self._queues[request.request_id] = queue
+            self._processor.add(request, index)
+            self._thread.send(Add(request))
+        self._idle.clear()
+        return queue
+
+    def _hand_over(self, outbox: Outbox) -> None:
+        """Pass what left the engine thread to the event loop."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is listening
+            self._loop.call_soon_threadsafe(self._take, outbox)
+
+    def _take(self, outbox: Outbox) -> None:
+        if outbox.failure is not None:
+            self._fail(f"The engine has stopped because of a fault: {outbox.failure}")
+            return
+        for done in self._processor.process(outbox.outputs):
+            if done.stopped_after is not None:
+                self._thread.send(Finish(done.request_id, done.stopped_after))
+            self._queues[done.request_id].put_nowait(done.delta)
+        for request_id in self._processor.settle(outbox.finished):
+            self._queues.pop(request_id, None)
+        if not self._queues:
+            self._idle.set()
+
+    def _fail(self, message: str) -> None:
+        self._failure = message
+        for request_id, queue in self._queues.items():
+            queue.put_nowait(_Failure(message))
+            self._processor.drop(request_id)
+        self._queues.clear()
+        self._idle.set()

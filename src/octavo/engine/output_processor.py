@@ -1,0 +1,122 @@
+"""From the scheduler's outputs to what callers get, one live completion at a time.
+
+It runs where the front end runs, so detokenizing overlaps with the next step, which may therefore
+compute a token past a stop string: such tokens are dropped here and counted nowhere but in the
+running total of generated tokens.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from octavo.core.events import Observer, RequestFinished
+from octavo.core.ids import RequestId
+from octavo.core.request import FinishReason, Request, RequestStats, SequenceOutput
+from octavo.engine.outputs import GenerationDelta
+from octavo.engine.text_stream import TextStream
+from octavo.models.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class _Completion:
+    """A live completion; ``ended`` holds the reason once the caller has its last delta."""
+
+    request: Request
+    index: int
+    text: TextStream
+    num_cached_tokens: int = 0
+    num_tokens: int = 0
+    ended: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """What came of one engine output."""
+
+    request_id: RequestId
+    delta: GenerationDelta
+    stopped_after: int | None
+    """Number of tokens after which a stop string ended it, which the engine must be told."""
+
+
+class OutputProcessor:
+    """Keeps each completion from its request to the engine's last word about it."""
+
+    def __init__(self, tokenizer: Tokenizer, observer: Observer) -> None:
+        self._tokenizer = tokenizer
+        self._observer = observer
+        self._live: dict[RequestId, _Completion] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def add(self, request: Request, index: int) -> None:
+        """Start completion ``index`` of a prompt."""
+        text = TextStream(self._tokenizer, request.sampling)
+        self._live[request.request_id] = _Completion(request, index, text)
+
+    def drop(self, request_id: RequestId) -> None:
+        """Forget a completion that the engine never took."""
+        self._live.pop(request_id, None)
+
+    def process(self, outputs: Iterable[SequenceOutput]) -> list[Processed]:
+        """Turn engine outputs into deltas; those past a completion's end vanish."""
+        processed = []
+        for output in outputs:
+            completion = self._live.get(output.request_id)
+            if completion is not None and completion.ended is None:
+                processed.append(self._advance(completion, output))
+        return processed
+
+    def settle(self, finished: Iterable[RequestStats]) -> list[RequestId]:
+        """Take the engine's last word on completions, report them, return which ended."""
+        settled = []
+        for stats in finished:
+            completion = self._live.pop(stats.request_id, None)
+            if completion is None:
+                continue
+            if completion.ended is not None:
+                stats = replace(
+                    stats,
+                    finish_reason=completion.ended,
+                    num_generation_tokens=completion.num_tokens,
+                )
+            self._observer.on_event(RequestFinished(stats))
+            settled.append(stats.request_id)
+        return settled
+
+    def _advance(self, completion: _Completion, output: SequenceOutput) -> Processed:
+        completion.num_cached_tokens = output.num_cached_tokens
+        text = completion.text.push(
+            output.new_token_ids,
+            last=output.finish_reason is not None,
+            stop_token=output.stop_token_id is not None,
+        )
+        completion.num_tokens += text.num_tokens
+        reason = output.finish_reason if text.stop is None else FinishReason.STOP
+        completion.ended = reason
+        delta = GenerationDelta(
+            index=completion.index,
+            text=text.text,
+            token_ids=output.new_token_ids[: text.num_tokens],
+            logprobs=output.new_logprobs[: text.num_tokens],
+            prompt_logprobs=output.prompt_logprobs,
+            num_prompt_tokens=len(completion.request.prompt_token_ids),
+            num_cached_tokens=completion.num_cached_tokens,
+            num_generated_tokens=completion.num_tokens,
+            finish_reason=reason,
+            stop_reason=self._stop_reason(completion, output, text.stop),
+            error=output.error,
+        )
+        told = output.finish_reason is not None or text.stop is None
+        return Processed(
+            output.request_id, delta, stopped_after=None if told else completion.num_tokens
+        )
+
+    @staticmethod
+    def _stop_reason(
+        completion: _Completion, output: SequenceOutput, stop: str | None
+    ) -> str | int | None:
+        if stop is not None:
+            return stop
+        asked = completion.request.sampling.stop_token_ids
+        return output.stop_token_id if output.stop_token_id in asked else None
