@@ -1,0 +1,233 @@
+"""The composition root: from settings to an engine whose parts are wired together."""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal
+
+from octavo.core.config import CacheConfig, SchedulerConfig
+from octavo.core.errors import SettingError
+from octavo.core.events import Observer
+from octavo.core.request import CacheIdentity
+from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.core import EngineCore
+from octavo.engine.memory import available_memory_bytes
+from octavo.engine.outputs import ModelInfo
+from octavo.engine.requests import RequestBuilder
+from octavo.kernels.numpy_backend import NumpyBackend
+from octavo.kernels.ops import Backend, KVSpec
+from octavo.kvcache.manager import KVCacheManager
+from octavo.models.checkpoint import Checkpoint, open_checkpoint
+from octavo.models.decoder import Decoder, build_decoder
+from octavo.models.tokenizer import Tokenizer, load_tokenizer
+from octavo.runner.runner import Runner
+from octavo.scheduler.admission import check_request
+from octavo.scheduler.scheduler import Scheduler
+
+DtypeName = Literal["auto", "float32", "bfloat16"]
+
+DEFAULT_KV_BYTES: Final = 4 << 30
+"""KV memory unless asked otherwise, as in vLLM's CPU build; less where memory is short."""
+KV_MEMORY_SHARE: Final = 0.4
+"""Largest share of available memory taken for KV without being asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What a user may choose. None: chosen for the model and the machine."""
+
+    model: Path
+    """A ``.gguf`` file or a Hugging Face style folder."""
+    served_model_name: str
+    """The name that clients use."""
+    backend: str = "auto"
+    """What computes: ``auto`` or ``numpy``."""
+    dtype: DtypeName = "auto"
+    """Number format of weights and KV; ``auto`` is float32 on the numpy backend."""
+    max_model_len: int | None = None
+    """Most tokens of prompt and output together; None: what the model was made for."""
+    max_num_batched_tokens: int = 512
+    """Token budget of a step: the longest gap that a prompt can put between others' tokens."""
+    max_num_seqs: int = 64
+    """Most sequences that run at once."""
+    block_size: int = 16
+    """Token slots per KV block."""
+    kv_cache_memory_bytes: int | None = None
+    """Memory for KV; None: 4 GiB, or 40 % of what is available if that is less."""
+    enable_prefix_caching: bool = True
+    """Whether requests share the KV of equal prefixes."""
+    enable_chunked_prefill: bool = True
+    """Whether long prompts are computed in chunks beside running requests."""
+    scheduling_policy: str = "fcfs"
+    """Queue order: ``fcfs``, ``priority``, or ``module:Class``."""
+    seed: int | None = None
+    """Seed of requests that name none; None: different in each run."""
+    debug_invariants: bool = False
+    """Check every invariant after each step (slow)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """An engine without a front end."""
+
+    core: EngineCore
+    tokenizer: Tokenizer
+    requests: RequestBuilder
+    info: ModelInfo
+    observer: Observer
+
+
+def build_engine(settings: EngineSettings, observer: Observer) -> EngineParts:
+    """Load the model and wire an engine around it.
+
+    Raises:
+        SetupError: a setting or a model file is wrong.
+    """
+    checkpoint = open_checkpoint(settings.model)
+    tokenizer = load_tokenizer(checkpoint.tokenizer_source)
+    dtype: Literal["float32", "bfloat16"] = (
+        "float32" if settings.dtype == "auto" else settings.dtype
+    )
+    backend = _backend(settings.backend, dtype)
+    cache_config, scheduler_config = _configs(settings, checkpoint, tokenizer, dtype)
+    decoder = build_decoder(checkpoint.config, checkpoint.tensors, backend)
+    runner = _runner(decoder, backend, dtype, cache_config, scheduler_config)
+    manager = KVCacheManager(cache_config)
+    scheduler = Scheduler(scheduler_config, manager, debug=settings.debug_invariants)
+    info = _info(settings, backend, dtype, cache_config, scheduler_config)
+    requests = RequestBuilder(
+        identity=CacheIdentity(checkpoint.fingerprint, tokenizer.fingerprint, dtype),
+        check=_request_check(scheduler_config, cache_config),
+        clock=time.monotonic,
+        chance=random.Random(settings.seed),
+    )
+    core = EngineCore(scheduler, runner, time.monotonic, observer)
+    return EngineParts(core, tokenizer, requests, info, observer)
+
+
+def async_engine(parts: EngineParts) -> AsyncEngine:
+    """Put the front end of servers before an engine."""
+    return AsyncEngine(parts.core, parts.tokenizer, parts.requests, parts.info, parts.observer)
+
+
+def _backend(name: str, dtype: Literal["float32", "bfloat16"]) -> Backend:
+    backends: dict[str, Callable[[], Backend]] = {"numpy": partial(NumpyBackend, dtype)}
+    backends["auto"] = backends["numpy"]
+    if name not in backends:
+        known = ", ".join(sorted(backends))
+        raise SettingError(f"--backend must be one of {known}, not {name!r}.", name="--backend")
+    return backends[name]()
+
+
+def _kv_spec(
+    checkpoint: Checkpoint, block_size: int, dtype: Literal["float32", "bfloat16"]
+) -> KVSpec:
+    config = checkpoint.config
+    return KVSpec(config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
+
+
+def _configs(
+    settings: EngineSettings,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    dtype: Literal["float32", "bfloat16"],
+) -> tuple[CacheConfig, SchedulerConfig]:
+    if settings.block_size < 1:
+        raise SettingError(
+            f"--block-size must be at least 1, not {settings.block_size}.", name="--block-size"
+        )
+    max_model_len = _max_model_len(settings, checkpoint)
+    spec = _kv_spec(checkpoint, settings.block_size, dtype)
+    cache = CacheConfig(
+        num_blocks=_num_blocks(settings, spec, max_model_len),
+        block_size=settings.block_size,
+        enable_prefix_caching=settings.enable_prefix_caching,
+    )
+    budget = settings.max_num_batched_tokens
+    if not settings.enable_chunked_prefill:
+        budget = max(budget, max_model_len)  # a whole prompt must fit one step
+    scheduler = SchedulerConfig(
+        max_model_len=max_model_len,
+        max_num_batched_tokens=budget,
+        max_num_seqs=settings.max_num_seqs,
+        enable_chunked_prefill=settings.enable_chunked_prefill,
+        policy=settings.scheduling_policy,
+        end_token_ids=frozenset(checkpoint.end_token_ids | tokenizer.end_token_ids),
+        vocab_size=checkpoint.config.vocab_size,
+    )
+    return cache, scheduler
+
+
+def _max_model_len(settings: EngineSettings, checkpoint: Checkpoint) -> int:
+    limit = checkpoint.config.max_position
+    if settings.max_model_len is None:
+        return limit
+    if not 1 <= settings.max_model_len <= limit:
+        raise SettingError(
+            f"--max-model-len must be between 1 and {limit} (what {checkpoint.name} was made "
+            f"for), not {settings.max_model_len}.",
+            name="--max-model-len",
+        )
+    return settings.max_model_len
+
+
+def _num_blocks(settings: EngineSettings, spec: KVSpec, max_model_len: int) -> int:
+    asked = settings.kv_cache_memory_bytes
+    if asked is None:
+        budget = min(DEFAULT_KV_BYTES, int(available_memory_bytes() * KV_MEMORY_SHARE))
+        per_sequence = -(-max_model_len // spec.block_size)
+        return max(1, min(budget // spec.block_bytes, settings.max_num_seqs * per_sequence))
+    if asked < spec.block_bytes:
+        raise SettingError(
+            f"--kv-cache-memory-bytes must hold at least one block of {spec.block_bytes} bytes, "
+            f"not {asked}.",
+            name="--kv-cache-memory-bytes",
+        )
+    return asked // spec.block_bytes
+
+
+def _runner(
+    decoder: Decoder,
+    backend: Backend,
+    dtype: Literal["float32", "bfloat16"],
+    cache: CacheConfig,
+    scheduler: SchedulerConfig,
+) -> Runner:
+    backend.allocate_kv(decoder.kv_spec(cache.block_size, dtype), cache.num_blocks)
+    return Runner(
+        backend.compile(decoder.forward),
+        backend.copy_blocks,
+        block_size=cache.block_size,
+        max_model_len=scheduler.max_model_len,
+        max_num_seqs=scheduler.max_num_seqs,
+        vocab_size=scheduler.vocab_size,
+    )
+
+
+def _request_check(scheduler: SchedulerConfig, cache: CacheConfig) -> Callable[..., None]:
+    return partial(check_request, scheduler=scheduler, cache=cache)
+
+
+def _info(
+    settings: EngineSettings,
+    backend: Backend,
+    dtype: str,
+    cache: CacheConfig,
+    scheduler: SchedulerConfig,
+) -> ModelInfo:
+    return ModelInfo(
+        served_name=settings.served_model_name,
+        backend=backend.name,
+        dtype=dtype,
+        max_model_len=scheduler.max_model_len,
+        vocab_size=scheduler.vocab_size,
+        num_blocks=cache.num_blocks,
+        block_size=cache.block_size,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        scheduling_policy=scheduler.policy,
+        enable_prefix_caching=cache.enable_prefix_caching,
+    )
