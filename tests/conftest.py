@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+
 from support import SHARED, default_model
 
 
