@@ -69,7 +69,8 @@ def _q4_1(blocks: Bytes) -> Float32:
 
 def _five_bits(high: Bytes, low: Bytes) -> Bytes:
     """Return 32 quants a row from 4 bytes of fifth bits and 16 bytes of nibbles."""
-    return _nibbles(low) | (np.unpackbits(high, axis=-1, bitorder="little") << 4)
+    fifth: Bytes = np.unpackbits(high, axis=-1, bitorder="little") << np.uint8(4)
+    return _nibbles(low) | fifth
 
 
 def _q5_0(blocks: Bytes) -> Float32:
@@ -116,8 +117,7 @@ def _q5_k(blocks: Bytes) -> Float32:
 
 
 def _q6_k(blocks: Bytes) -> Float32:
-    low = blocks[:, :128].reshape(-1, 2, 64)
-    low = _nibbles(low).reshape(-1, 2, 4, 32)
+    low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
     pair = np.array([0, 2, 4, 6], np.uint8)[None, None, :, None]
     high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> pair) & 3
     quants = (low | high << 4).astype(np.float32) - np.float32(32)
