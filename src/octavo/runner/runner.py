@@ -52,6 +52,11 @@ class Runner:
         )
         self._sampler = Sampler(vocab_size)
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that have a row: new to a plan and not released by a later one."""
+        return len(self._rows)
+
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Execute one plan.
 
