@@ -1,6 +1,5 @@
 """Names and shapes of a decoder's tensors: the canonical names are GGUF's."""
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -11,30 +10,6 @@ from octavo.models.config import DecoderConfig
 Shape = tuple[int, ...]
 MAX_LISTED: Final = 6
 
-_HF_NAMES: Final[Mapping[str, str]] = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "input_layernorm": "attn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_HF_NORMS: Final[Mapping[str, str]] = {"post_attention_layernorm": "ffn_norm"}
-_HF_GEMMA_NORMS: Final[Mapping[str, str]] = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-_HF_TOP: Final[Mapping[str, str]] = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-_HF_LAYER: Final = re.compile(r"model\.layers\.(0|[1-9]\d{0,5})\.(.+)\.(weight|bias)")
 QKV: Final = ("attn_q", "attn_k", "attn_v")
 BIASED: Final = (*QKV, "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 """Parts of a layer that may have a bias."""
@@ -92,18 +67,6 @@ def decoder_layout(config: DecoderConfig, biased: Collection[str]) -> TensorLayo
     if not config.tied_embeddings:
         shapes["output.weight"] = (config.vocab_size, hidden)
     return TensorLayout(shapes)
-
-
-def canonical_name(hf_name: str, *, gemma: bool) -> str | None:
-    """Return the canonical name of a tensor of a Hugging Face folder, None if it has none."""
-    if hf_name in _HF_TOP:
-        return _HF_TOP[hf_name]
-    match = _HF_LAYER.fullmatch(hf_name)
-    if match is None:
-        return None
-    names = {**_HF_NAMES, **(_HF_GEMMA_NORMS if gemma else _HF_NORMS)}
-    part = names.get(match[2])
-    return None if part is None else f"blk.{match[1]}.{part}.{match[3]}"
 
 
 def listing(names: Collection[str], noun: str) -> str:
