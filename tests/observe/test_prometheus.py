@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from octavo.core.errors import SettingError
 from octavo.core.events import (
     CacheUsage,
     RequestFinished,
@@ -279,6 +280,13 @@ def test_a_model_name_with_quotes_stays_one_label() -> None:
     name = 'a"b\\c\nd'
     scrape = Scrape(PrometheusObserver(model_name=name))
     assert scrape("octavo:num_requests_running", model_name=name) == 0
+
+
+@pytest.mark.parametrize("prefix", ["", "1vllm:", "a b", "octavo-", 'x{y="z"} 1\n'])
+def test_a_prefix_that_no_name_can_have_is_refused(prefix: str) -> None:
+    """Turns red if a mistyped --metrics-prefix makes every scrape unreadable."""
+    with pytest.raises(SettingError, match="--metrics-prefix"):
+        PrometheusObserver(model_name="m", prefix=prefix)
 
 
 def test_observing_loads_no_tensors_and_no_server() -> None:

@@ -1,5 +1,6 @@
 """Turns engine events into Prometheus series, under Octavo's own or vLLM's names."""
 
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +15,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from octavo.core.errors import SettingError
 from octavo.core.events import (
     Event,
     RequestFinished,
@@ -51,9 +53,18 @@ class PrometheusObserver(Collector):
     """Counts events; ``render`` gives the text that Prometheus scrapes.
 
     Events may come from any thread. Every label value is ours or the operator's, never a client's.
+
+    Raises:
+        SettingError: no metric name can begin with ``prefix``.
     """
 
     def __init__(self, *, model_name: str, prefix: str = "octavo:") -> None:
+        if not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", prefix):
+            raise SettingError(
+                "--metrics-prefix must be letters, digits, _ and : (and begin with no digit), "
+                f"not {prefix!r:.100}.",
+                name="--metrics-prefix",
+            )
         self._prefix = prefix
         self._labels = {"model_name": model_name, "engine": ENGINE_LABEL}
         self._lock = threading.Lock()
