@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from octavo.cli.console import byte_progress, spinner
-from octavo.core.errors import GenerationError, InvalidRequestError
+from octavo.core.errors import GenerationError
 from octavo.core.events import NullObserver
 from octavo.core.sampling import SamplingParams
 from octavo.engine.async_engine import AsyncEngine
@@ -59,10 +59,7 @@ class Session:
         Raises:
             InvalidRequestError: the model has no chat template, or it refuses the messages.
         """
-        template = self._engine.tokenizer.chat_template
-        if template is None:
-            raise InvalidRequestError("This model has no chat template: it can only continue text.")
-        text = template.render(messages)
+        text = self._engine.tokenizer.render_chat(messages)
         return self._engine.tokenizer.encode(text, add_special_tokens=False)
 
     def ask(

@@ -14,9 +14,11 @@ class ChatTemplate(Protocol):
     def render(
         self,
         messages: Sequence[Mapping[str, object]],
+        /,
         *,
         add_generation_prompt: bool = True,
-        **kwargs: object,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        **variables: object,
     ) -> str:
         """Return the prompt's text; InvalidRequestError if the messages do not fit."""
 
