@@ -6,7 +6,7 @@ model (up to rounding), so each format and the reference implementation can be c
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -436,3 +436,41 @@ def random_k_blocks(
         share = (scale * factor * (1.0 if position != 2 else 8.0)).astype("<f2")
         blocks[:, :, position : position + 2] = share[..., None].view(np.uint8)
     return blocks.reshape(rows, -1)
+
+
+# --- GGUF files byte by byte, for what no writer would write ------------------------------------
+
+
+def gguf_string(text: str | bytes) -> bytes:
+    """Return a string as GGUF stores it."""
+    raw = text if isinstance(text, bytes) else text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def gguf_key(key: str, value_type: int, value: bytes) -> bytes:
+    """Return a metadata entry."""
+    return gguf_string(key) + struct.pack("<I", value_type) + value
+
+
+def gguf_tensor(name: str, dimensions: Sequence[int], kind: int = 0, offset: int = 0) -> bytes:
+    """Return a row of the tensor table; dimensions are in GGUF's order, row length first."""
+    count = len(dimensions)
+    return gguf_string(name) + struct.pack(f"<I{count}QIQ", count, *dimensions, kind, offset)
+
+
+def gguf_bytes(
+    keys: Sequence[bytes] = (),
+    tensors: Sequence[bytes] = (),
+    data: bytes = b"",
+    *,
+    version: int = 3,
+    num_tensors: int | None = None,
+    num_keys: int | None = None,
+) -> bytes:
+    """Return a file of these parts, with its data aligned to 32 bytes."""
+    counts = (
+        len(tensors) if num_tensors is None else num_tensors,
+        len(keys) if num_keys is None else num_keys,
+    )
+    header = b"GGUF" + struct.pack("<IQQ", version, *counts) + b"".join([*keys, *tensors])
+    return header + b"\0" * (-len(header) % 32) + data

@@ -28,13 +28,15 @@ MetadataValue = str | int | float | bool | list[str] | NDArray[Any]
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 MAX_DIMENSIONS: Final = 4
-MAX_ENTRIES: Final = 1 << 16
+MAX_ENTRIES: Final = 1 << 14
 """Most metadata keys, and most tensors."""
 MAX_NAME_BYTES: Final = 1 << 16
 MAX_STRING_BYTES: Final = 1 << 24
-MAX_STRINGS: Final = 1 << 21
-"""Most strings in all arrays together: eight times the largest vocabulary known with its merges."""
+MAX_STRINGS: Final = 1 << 20
+"""Most strings in all arrays together; the largest vocabularies have 0.7 million with merges."""
 
+_MIN_KEY_BYTES: Final = 8 + 4 + 1
+_MIN_TENSOR_BYTES: Final = 8 + 4 + 8 + 4 + 8
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
 _BOOL: Final = 7
@@ -133,8 +135,8 @@ class _Header:
             self.fail(f"its version is {version}; versions 2 and 3 are supported")
         num_tensors = self._unpack(_U64, "its number of tensors")
         num_keys = self._unpack(_U64, "its number of metadata keys")
-        self._check_entries(num_keys, 14, "metadata keys")
-        self._check_entries(num_tensors, 33, "tensors")
+        self._check_entries(num_keys, _MIN_KEY_BYTES, "metadata keys")
+        self._check_entries(num_tensors, _MIN_TENSOR_BYTES, "tensors")
         return num_tensors, num_keys
 
     def read_metadata(self, num_keys: int) -> dict[str, MetadataValue]:
@@ -210,7 +212,7 @@ class _Header:
         self._position += layout.size
         return value
 
-    def _string(self, what: str, limit: int = MAX_STRING_BYTES) -> str:
+    def _string(self, what: str, limit: int) -> str:
         length = self._unpack(_U64, what)
         self._need(length, what)
         if length > limit:
@@ -224,7 +226,7 @@ class _Header:
 
     def _value(self, value_type: int, what: str) -> MetadataValue:
         if value_type == _STRING:
-            return self._string(what)
+            return self._string(what, MAX_STRING_BYTES)
         if value_type == _ARRAY:
             return self._array(what)
         value = self._numbers(value_type, 1, what)[0]
