@@ -1,6 +1,7 @@
 """Flags that several commands share, declared once; names are vLLM's where the idea is."""
 
 import re
+from decimal import Decimal
 from typing import Annotated, Final, Literal
 
 import typer
@@ -20,13 +21,13 @@ SIZE_UNITS: Final = {
 
 def parse_size(text: str) -> int:
     """Return bytes: ``512M`` and ``512MiB`` are binary, ``512m`` and ``512MB`` decimal."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgtKMGT]?)(iB|B)?", text.strip())
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgtKMGT]?)(iB|B)?", text.strip())
     if match is None:
         raise typer.BadParameter(f"{text!r} is not a size such as 512M, 2G or 4GiB")
     number, unit, ending = match.groups()
     if ending is not None:
         unit = unit.upper() if ending == "iB" else unit.lower()
-    return int(float(number) * SIZE_UNITS[unit])
+    return int(Decimal(number) * SIZE_UNITS[unit])
 
 
 MODEL_HELP: Final = "A .gguf file, a Hugging Face style folder, hf:org/name, or an alias."

@@ -87,9 +87,10 @@ def run_server(settings: EngineSettings, choices: ServerChoices, listener: socke
 
 def set_up_logging(level: str) -> None:
     """Log to standard error from this level on."""
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=level.upper(), format=form)
+    if level == "info":  # our own banner says it better
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
 def url_of(listener: socket.socket) -> str:
