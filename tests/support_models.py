@@ -74,7 +74,7 @@ class PagedDriver:
     ) -> None:
         backend.allocate_kv(spec, num_blocks)
         self._step = backend.compile(forward)
-        self._size = spec.block_size
+        self.block_size = spec.block_size
         self._free = np.random.default_rng(seed).permutation(num_blocks).tolist()
         self._tokens: dict[str, list[int]] = {}
         self._done: dict[str, int] = {}
@@ -88,7 +88,7 @@ class PagedDriver:
         """Add a sequence whose first full blocks are those of ``source``."""
         self.add(name, tokens)
         self.tables[name] = self.tables[source][:num_blocks]
-        self._done[name] = num_blocks * self._size
+        self._done[name] = num_blocks * self.block_size
 
     def adopt(self, name: str, block: int, *, num_tokens: int) -> None:
         """Append a block to a sequence's table, so that ``num_tokens`` of it are computed."""
@@ -119,13 +119,11 @@ class PagedDriver:
             start, end = self._done[name], self._done[name] + count
             assert end <= len(self._tokens[name])
             table = self.tables[name]
-            while len(table) * self._size < end:
+            while len(table) * self.block_size < end:
                 table.append(self._free.pop())
             token_ids += self._tokens[name][start:end]
             positions += range(start, end)
-            slots += [
-                table[p // self._size] * self._size + p % self._size for p in range(start, end)
-            ]
+            slots += [self._slot(table, position) for position in range(start, end)]
             self._done[name] = end
         width = max(len(self.tables[name]) for name, _ in work)
         tables = [self.tables[n] + [0] * (width - len(self.tables[n])) for n, _ in work]
@@ -140,6 +138,10 @@ class PagedDriver:
             slots=np.array(slots, np.int32),
             logits_rows=rows.astype(np.int32),
         )
+
+    def _slot(self, table: list[int], position: int) -> int:
+        index, offset = divmod(position, self.block_size)
+        return table[index] * self.block_size + offset
 
 
 def decoder_driver(
