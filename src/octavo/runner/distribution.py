@@ -15,8 +15,8 @@ from octavo.core.sampling import SamplingParams
 Float32 = NDArray[np.float32]
 Indices = NDArray[np.intp]
 
-_SMALL_NUCLEUS: Final = 1024
-"""Most candidates of top-p that are sorted before a shorter list has been tried."""
+_MANY_CANDIDATES: Final = 1024
+"""Candidates of top-p above which sorting them all costs more than a histogram."""
 _CDF_BLOCK: Final = 256
 """Weights summed as one in the first of the two levels of the inverse CDF."""
 
@@ -62,18 +62,35 @@ def nucleus_indices(weights: Float32, top_p: float) -> Indices:
     """Return, ascending, the fewest of the largest weights whose share reaches ``top_p``.
 
     Nucleus sampling (arXiv 1904.09751) without sorting the vocabulary: weights below
-    ``(1 - p) * total / V`` are together less than ``1 - p``, so the nucleus is among the others.
+    ``(1 - p) * total / V`` are together less than ``1 - p``, so the nucleus is among the others;
+    if these are many, only those near the cut are sorted.
     """
     total = float(weights.sum(dtype=np.float64))
     wanted = top_p * total
     candidates = np.flatnonzero(weights >= (1.0 - top_p) * total / len(weights))
-    if len(candidates) > _SMALL_NUCLEUS:
-        largest = candidates[top_k_indices(weights[candidates], _SMALL_NUCLEUS)]
-        if float(weights[largest].sum(dtype=np.float64)) >= wanted:
-            candidates = largest
+    certain = candidates[:0]
+    if len(candidates) > _MANY_CANDIDATES:
+        certain, candidates, wanted = _split_at_cut(weights, candidates, wanted)
     order = candidates[np.argsort(-weights[candidates], kind="stable")]
     shares = np.cumsum(weights[order], dtype=np.float64)
-    return np.sort(order[: int(np.searchsorted(shares, wanted)) + 1])
+    kept = order[: int(np.searchsorted(shares, wanted)) + 1]
+    return np.sort(np.concatenate([certain, kept]))
+
+
+def _split_at_cut(
+    weights: Float32, candidates: Indices, wanted: float
+) -> tuple[Indices, Indices, float]:
+    """Return candidates that are in the nucleus, those near its cut, and what these must add.
+
+    A histogram over the upper half of the bits, which order positive floats as their values do.
+    """
+    values = weights[candidates]
+    buckets = values.view(np.uint32) >> 16
+    masses = np.bincount(buckets, weights=values)
+    above = np.cumsum(masses[::-1])[::-1]
+    cut = max(int(np.count_nonzero(above >= wanted)) - 1, 0)
+    missing = wanted - (float(above[cut + 1]) if cut + 1 < len(above) else 0.0)
+    return candidates[buckets > cut], candidates[buckets == cut], missing
 
 
 def invert_cdf(weights: Float32, uniform: float) -> int:
