@@ -4,6 +4,7 @@ import os
 import struct
 import threading
 import tracemalloc
+from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
@@ -280,42 +281,45 @@ def test_limits_on_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert "3 metadata keys" in refused(tmp_path, gguf_bytes(keys))
 
 
+@dataclass(frozen=True)
+class SmallModel:
+    """A good file: its bytes, where its header ends and where its last tensor does."""
+
+    data: bytes
+    header_end: int
+    data_end: int
+
+
 @pytest.fixture(scope="module")
-def small_model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The bytes of a good file with metadata of every common kind and quantised tensors."""
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
+    """A file with metadata of every common kind and quantised tensors."""
     path = tmp_path_factory.mktemp("gguf") / "small.gguf"
     overrides = {"num_hidden_layers": 1, "vocab_size": 270}
-    return write_gguf(path, "qwen3", encodings="Q4_0", config_overrides=overrides).read_bytes()
+    write_gguf(path, "qwen3", encodings="Q4_0", config_overrides=overrides)
+    tensors = gguf.GGUFReader(path).tensors
+    return SmallModel(
+        path.read_bytes(),
+        min(int(tensor.data_offset) for tensor in tensors),
+        max(int(tensor.data_offset + tensor.n_bytes) for tensor in tensors),
+    )
 
 
-def header_end(data: bytes, path: Path) -> int:
-    """Return where the tensor data of a good file starts."""
-    path.write_bytes(data)
-    return min(int(tensor.data_offset) for tensor in gguf.GGUFReader(path).tensors)
-
-
-def test_truncated_anywhere(small_model: bytes, tmp_path: Path) -> None:
+def test_truncated_anywhere(small_model: SmallModel, tmp_path: Path) -> None:
     """LO-05: a file cut at any of many points (each 97 bytes of header, each 4 KB, the last
     byte) is refused, never read short."""
-    end = header_end(small_model, tmp_path / "whole.gguf")
-    used = max(
-        int(tensor.data_offset + tensor.n_bytes)
-        for tensor in gguf.GGUFReader(tmp_path / "whole.gguf").tensors
-    )
-    cuts = [*range(1, end, 97), *range(4096, used, 4096), used - 1]
-    for cut in cuts:
-        refused(tmp_path, small_model[:cut])
+    end = small_model.data_end
+    for cut in [*range(1, small_model.header_end, 97), *range(4096, end, 4096), end - 1]:
+        refused(tmp_path, small_model.data[:cut])
 
 
 @settings(FUZZ, max_examples=300)
 @given(data=st.data())
-def test_mutated_headers(small_model: bytes, tmp_path: Path, data: st.DataObject) -> None:
+def test_mutated_headers(small_model: SmallModel, tmp_path: Path, data: st.DataObject) -> None:
     """LO-05: whatever bytes of the header change, the reader either returns tensors that lie
     inside the file or raises LoadError; any other exception is a crash on a user's screen."""
-    end = header_end(small_model, tmp_path / "whole.gguf")
-    mutated = bytearray(small_model)
+    mutated = bytearray(small_model.data)
     for _ in range(data.draw(st.integers(1, 4))):
-        position = data.draw(st.integers(4, end - 8))
+        position = data.draw(st.integers(4, small_model.header_end - 8))
         patch = data.draw(
             st.one_of(
                 st.binary(min_size=1, max_size=8),
