@@ -3,7 +3,7 @@
 Order of what shapes a row, the same as vLLM's:
 
 1. ``min_tokens``: ids that end the output are banned while too few tokens were generated.
-2. ``logit_bias``: added; exactly -100 bans the token.
+2. ``logit_bias``: added; exactly -100 bans the token whatever its logit (vLLM only adds it).
 3. Penalties: repetition (prompt and output), frequency and presence (output only).
 4. Greedy rows (temperature 0) take the largest logit, the lowest id among equals, and stop here.
 5. Temperature, top_k, min_p, top_p, then one draw from the sequence's own random stream.
