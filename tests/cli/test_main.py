@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.cli.console import byte_progress
 from octavo.cli.main import app, run
 
 COMMANDS = ("pull", "generate", "chat", "serve")
@@ -170,3 +171,12 @@ def test_the_shell_command_passes_on_its_exit_code() -> None:
     )
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.count("\n") == 1
+
+
+def test_progress_into_a_log_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Turns red if a download without a terminal is silent, or fills the log."""
+    with byte_progress("Fetching tiny") as show:
+        assert capsys.readouterr().err == ""
+        for done in range(0, 5_000_001, 1_000_000):
+            show(done, 5_000_000)
+    assert capsys.readouterr().err == "Fetching tiny (5 MB) ...\n"

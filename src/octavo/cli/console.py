@@ -24,29 +24,32 @@ def print_note(message: str) -> None:
 def byte_progress(title: str) -> Iterator[Callable[[int, int], None]]:
     """Yield a function (bytes done, bytes in all) that draws a bar from its first call on.
 
-    Nothing is drawn where standard error is not a terminal.
+    Where standard error is not a terminal, the first call writes one line instead.
     """
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    if not console.is_terminal:
+        yield _LineOnce(title)
+        return
+    text, left = TextColumn("{task.description}"), TimeRemainingColumn()
+    with Progress(text, BarColumn(), DownloadColumn(), left, console=console) as bar:
         task = bar.add_task(title, total=None, visible=False)
         yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+
+
+class _LineOnce:
+    """Says once that something has begun, for logs."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._is_said = False
+
+    def __call__(self, done: int, total: int) -> None:
+        if not self._is_said:
+            print_note(f"{self._title} ({total / 1e6:.0f} MB) ...")
+            self._is_said = True
 
 
 @contextmanager
