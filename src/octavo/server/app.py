@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -27,8 +27,6 @@ from octavo.server.ports import Engine
 from octavo.server.protocol.chat import ChatRequest
 from octavo.server.protocol.completions import CompletionRequest
 from octavo.server.translate import Translator
-
-METHODS: Final = ["GET", "HEAD"]
 
 
 def build_app(
@@ -116,7 +114,8 @@ def _add_generation(
 def _add_operations(app: FastAPI, operations: Operations) -> None:
     app.add_api_route("/v1/models", operations.models, methods=["GET"])
     app.add_api_route("/v1/models/{name:path}", operations.model, methods=["GET"])
-    app.add_api_route("/health", operations.health, methods=METHODS)
-    app.add_api_route("/live", operations.live, methods=METHODS)
+    for path, probe in (("/health", operations.health), ("/live", operations.live)):
+        app.add_api_route(path, probe, methods=["GET"])
+        app.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False)
     app.add_api_route("/metrics", operations.metrics_text, methods=["GET"])
     app.add_api_route("/version", operations.version, methods=["GET"])

@@ -19,6 +19,7 @@ DEFAULT_SHUTDOWN_TIMEOUT_S: Final = 30.0
 GRACE_S: Final = 2.0
 """Time for the last words of requests that the deadline ended."""
 BACKLOG: Final = 2048
+MAX_PORT: Final = 65535
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -27,19 +28,21 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         SetupError: the port is in use, or the address is not this machine's.
     """
+    if not 0 <= port <= MAX_PORT:  # getaddrinfo takes it modulo 65536
+        raise SetupError(f"--port must be between 0 and {MAX_PORT}, not {port}.")
     try:
         info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = info[0]
         sock = socket.socket(family, kind, protocol)
-    except (OSError, OverflowError, UnicodeError) as error:
+    except (OSError, UnicodeError) as error:
         raise SetupError(f"Cannot listen on {host} port {port}: {_reason(error)}.") from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
         sock.listen(BACKLOG)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         sock.close()
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        if error.errno == errno.EADDRINUSE:
             raise SetupError(
                 f"Port {port} of {host} is in use: choose another with --port."
             ) from None

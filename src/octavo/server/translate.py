@@ -13,9 +13,8 @@ from octavo.server.protocol.chat import ChatRequest, Content, Message, ToolMessa
 from octavo.server.protocol.common import GenerationRequest
 from octavo.server.protocol.completions import CompletionRequest, Prompt
 
-RESERVED_TEMPLATE_NAMES: Final = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
-)
+OWN_FIELDS: Final = frozenset({"messages", "tools", "add_generation_prompt"})
+"""Template variables that have fields of their own in the body."""
 Body = TypeVar("Body", bound=GenerationRequest, covariant=True)
 
 
@@ -183,7 +182,7 @@ class Translator:
             raise InvalidRequestError(
                 "This model has no chat template: use /v1/completions.", param="messages"
             )
-        taken = RESERVED_TEMPLATE_NAMES & request.chat_template_kwargs.keys()
+        taken = OWN_FIELDS & request.chat_template_kwargs.keys()
         if taken:
             raise InvalidRequestError(
                 f"chat_template_kwargs must not hold {min(taken)}.", param="chat_template_kwargs"
@@ -202,7 +201,7 @@ class Translator:
         text = template.render(
             messages, add_generation_prompt=False, **request.chat_template_kwargs
         )
-        return _up_to_last(messages[-1], text)
+        return _up_to_last(request.messages[-1], text)
 
     def _sampling(
         self,
@@ -285,7 +284,7 @@ def _asked_tokens(request: ChatRequest) -> int | None:
 def _as_mapping(message: Message) -> dict[str, object]:
     """Return a message as chat templates know it; they call a developer ``system``."""
     role = "system" if message.role == "developer" else message.role
-    fields: dict[str, object] = {"role": role, "content": _text(message.content)}
+    fields: dict[str, object] = {"role": role, "content": _plain(message.content)}
     if isinstance(message, ToolMessage):
         fields["tool_call_id"] = message.tool_call_id
     elif message.name is not None:
@@ -293,17 +292,19 @@ def _as_mapping(message: Message) -> dict[str, object]:
     return fields
 
 
-def _text(content: Content) -> str:
+def _plain(content: Content) -> str | list[dict[str, str]]:
+    """Return content as plain values; the template joins parts where it takes only text."""
     if isinstance(content, str):
         return content
-    return "\n".join(part.text for part in content)
+    return [{"type": "text", "text": part.text} for part in content]
 
 
-def _up_to_last(message: Mapping[str, object], text: str) -> str:
+def _up_to_last(message: Message, text: str) -> str:
     """Cut a rendered conversation after its last message's content, so that it goes on there."""
-    content = str(message["content"]).strip()
+    content = message.content if isinstance(message.content, str) else message.content[-1].text
+    content = content.strip()
     end = text.rfind(content)
-    if message["role"] != "assistant" or not content or end < 0:
+    if message.role != "assistant" or not content or end < 0:
         raise InvalidRequestError(
             "continue_final_message needs a last message of the assistant, with text that the "
             "chat template keeps.",

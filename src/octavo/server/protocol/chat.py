@@ -50,7 +50,7 @@ Content = Annotated[
 
 class _Message(StrictModel):
     content: Content
-    """Text; parts of an array are joined by line breaks."""
+    """Text; parts of an array are joined by line breaks, unless the template takes them apart."""
 
 
 class SystemMessage(_Message):
