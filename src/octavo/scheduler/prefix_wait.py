@@ -1,35 +1,39 @@
 """A cold prefix shared by several requests is computed once: the others wait for it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from octavo.core.ids import SequenceId
+from octavo.scheduler.lifecycle import SequenceStatus
 from octavo.scheduler.sequence import Sequence
 
 
 class PrefixWait:
     """Holds a waiting sequence back while a running one computes the next block it needs.
 
-    It waits until that leader has computed all whole blocks that the two share, or is no longer
-    running, or was preempted; requests behind it in the queue may start meanwhile. The wait is
-    bounded: a running leader gets tokens in every step, and a sequence waits again only for a
-    longer prefix than before (TensorRT-LLM's prefix-aware scheduling is the model).
+    It waits until that leader has computed all whole blocks that the two share, or has ended or
+    been preempted; requests behind it in the queue may start meanwhile. The idea is TensorRT-LLM's
+    prefix-aware scheduling.
+
+    The wait is bounded. A running leader gets tokens in every step. After a wait the sequence is
+    the first of its kind to be tried, and it waits again only for a longer prefix than before, or
+    if the leader ended and one before it in the queue took its place.
     """
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
 
-    def is_held(self, sequence: Sequence, running: Mapping[SequenceId, Sequence]) -> bool:
+    def is_held(self, sequence: Sequence) -> bool:
         """Whether the wait that the sequence began goes on; ends it if not."""
-        if sequence.leader is None:
+        leader = sequence.leader
+        if leader is None:
             return False
-        leader_id, num_preemptions = sequence.leader
-        leader = running.get(leader_id)
         if (
-            leader is not None
-            and leader.num_preemptions == num_preemptions
+            leader.status is SequenceStatus.RUNNING
+            and leader.num_preemptions == sequence.leader_preemptions
             and leader.num_computed < sequence.wait_target
         ):
             return True
+        if leader.status is SequenceStatus.FINISHED:
+            sequence.wait_target = 0
         sequence.leader = None
         return False
 
@@ -42,7 +46,8 @@ class PrefixWait:
                 target, leader = shared, candidate
         if leader is None:
             return False
-        sequence.leader = (leader.sequence_id, leader.num_preemptions)
+        sequence.leader = leader
+        sequence.leader_preemptions = leader.num_preemptions
         sequence.wait_target = target
         return True
 

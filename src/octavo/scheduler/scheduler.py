@@ -247,7 +247,7 @@ class Scheduler:
         for sequence in islice(self._waiting, 2 * self._config.max_num_seqs):
             if not draft.budget.left or len(self._running) >= self._config.max_num_seqs:
                 return
-            if self._prefix_wait.is_held(sequence, self._running):
+            if self._prefix_wait.is_held(sequence):
                 continue
             hit = self._look_up(sequence)
             if self._may_share(sequence) and self._prefix_wait.hold(

@@ -60,6 +60,7 @@ class Sequence:
         "first_token_time",
         "last_token_time",
         "leader",
+        "leader_preemptions",
         "max_tokens",
         "num_cached_tokens",
         "num_computed",
@@ -102,10 +103,12 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         """One entry per prompt token scored so far; the first token has no score."""
         self.prompt_logprobs_delivered = False
-        self.leader: tuple[SequenceId, int] | None = None
-        """The running sequence whose prefix it waits for, and that one's ``num_preemptions``."""
+        self.leader: Sequence | None = None
+        """The running sequence whose prefix it waits for; None once it stops waiting."""
+        self.leader_preemptions = 0
+        """The leader's ``num_preemptions`` when the wait began."""
         self.wait_target = 0
-        """Tokens the leader must have computed; only grows, which bounds the waiting."""
+        """Tokens that the leader must have computed for the wait to end."""
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
         self.last_token_time: float | None = None
