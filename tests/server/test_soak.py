@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,21 +28,25 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = [str(Path(sys.executable).with_name("octavo")), "serve", str(folder), "--port", "0"]
     options = ["--max-num-seqs", "12", "--max-model-len", "128", "--debug-invariants"]
     pool = ["--kv-cache-memory-bytes", "1M", "--max-num-batched-tokens", "48"]
-    with subprocess.Popen(
-        [*command, *options, *pool], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as server:
-        assert server.stdout is not None
-        found = None
-        for line in server.stdout:
-            found = found or re.search(r"http://127\.0\.0\.1:\d+", line)
-            if found:
-                break
-        assert found, "the server never said where it listens"
+    log = folder.parent / "server.log"  # a pipe nobody reads would block the server in the end
+    with (
+        log.open("w") as output,
+        subprocess.Popen([*command, *options, *pool], stdout=output, stderr=output) as server,
+    ):
         try:
-            yield found.group()
+            yield address_in(log, server)
         finally:
             server.terminate()
             assert server.wait(60) == 0
+
+
+def address_in(log: Path, server: "subprocess.Popen[bytes]") -> str:
+    """Wait until the server has said where it listens."""
+    while server.poll() is None:
+        if found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text()):
+            return found.group()
+        time.sleep(0.05)
+    raise AssertionError(f"the server ended: {log.read_text()}")
 
 
 def gauges(text: str) -> dict[str, float]:
