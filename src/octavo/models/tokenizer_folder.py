@@ -133,10 +133,7 @@ def _decoding(decoder: object) -> tuple[Callable[[str], bytes], bool]:
     if kinds == ["ByteLevel"]:
         return byte_level_bytes, False
     if kinds == ["Metaspace"]:
-        scheme = steps[0].get("prepend_scheme", "always")
-        return _without_fallback, scheme != "never" and steps[0].get(
-            "add_prefix_space"
-        ) is not False
+        return _without_fallback, steps[0].get("prepend_scheme") != "never"
     if "Replace" in kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
         strip = next((step for step in steps if step.get("type") == "Strip"), {})
         fallback = "ByteFallback" in kinds
