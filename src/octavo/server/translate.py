@@ -61,16 +61,14 @@ class Translator:
         model = self._served_name(request.model)
         self._check_common(request)
         _check_best_of(request)
-        # A default that nobody asked for must not be the reason for a refusal, so it is cut to
-        # fit; a number that was asked for is not.
         asked = request.max_tokens if "max_tokens" in request.model_fields_set else None
         prompts = []
         for index, prompt in enumerate(request.prompt):
             ids = self._prompt_ids(prompt, f"prompt[{index}]" if len(request.prompt) > 1 else "")
-            room = self._room(ids, asked, prompt_param="prompt", tokens_param="max_tokens")
+            self._check_room(ids, asked, prompt_param="prompt", tokens_param="max_tokens")
             sampling = self._sampling(
                 request,
-                max_tokens=min(request.max_tokens, room) if asked is None else asked,
+                max_tokens=self._cut_default(request.max_tokens, ids) if asked is None else asked,
                 logprobs=request.logprobs,
                 prompt_logprobs=_scored(request),
             )
@@ -94,7 +92,7 @@ class Translator:
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         if not ids:
             raise InvalidRequestError("messages make an empty prompt.", param="messages")
-        self._room(ids, asked, prompt_param="messages", tokens_param="max_completion_tokens")
+        self._check_room(ids, asked, prompt_param="messages", tokens_param="max_completion_tokens")
         sampling = self._sampling(
             request,
             max_tokens=asked,
@@ -155,10 +153,10 @@ class Translator:
             param="prompt",
         )
 
-    def _room(
+    def _check_room(
         self, ids: Sequence[TokenId], asked: int | None, *, prompt_param: str, tokens_param: str
-    ) -> int:
-        """Return how many tokens may follow the prompt, or refuse what does not fit."""
+    ) -> None:
+        """Refuse a prompt, or a number of tokens after it, that the context cannot hold."""
         limit = self._info.max_model_len
         room = limit - len(ids)
         if room < (0 if asked is not None else 1):
@@ -174,7 +172,15 @@ class Translator:
                 f"or set {tokens_param} to at most {room}.",
                 param=tokens_param,
             )
-        return room
+
+    def _cut_default(self, default: int, ids: Sequence[TokenId]) -> int:
+        """Cut a default to what fits: nobody asked for it, so it is no reason to refuse.
+
+        The last token needs no KV. What does not even fit alone is for the engine to refuse.
+        """
+        in_context = self._info.max_model_len - len(ids)
+        in_cache = self._info.num_kv_tokens - len(ids) + 1
+        return max(1, min(default, in_context, in_cache))
 
     def _render(self, request: ChatRequest) -> str:
         template = self._tokenizer.chat_template
