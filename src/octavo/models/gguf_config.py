@@ -22,7 +22,6 @@ GEMMA3_27B_LAYERS: Final = 62
 END_TOKEN_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 _REFUSED: Final[Mapping[str, tuple[object, ...]]] = {
-    "attention.alibi_bias": (0,),
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
     "attention.max_alibi_bias": (0,),
@@ -77,7 +76,8 @@ def _read_architecture(file: GGUFFile, architecture: Architecture) -> DecoderCon
     check_heads(values, ("attention.head_count", "attention.head_count_kv"), heads, kv_heads)
     head_keys = ("attention.key_length", "embedding_length", "attention.head_count")
     head_dim = head_dim_of(values, head_keys, hidden, heads)
-    values.refuse("attention.value_length", head_dim)
+    for key in ("value_length", "key_length_swa", "value_length_swa"):
+        values.refuse(f"attention.{key}", head_dim)
     context = values.integer("context_length")
     rope = _read_rope(file, values, head_dim, context)
     window, sliding_layers = _read_window(values, architecture, layers, context)
@@ -152,10 +152,14 @@ def _read_rope(file: GGUFFile, values: ConfigValues, head_dim: int, context: int
     rotary_dim = values.integer("rope.dimension_count", head_dim, low=2, high=head_dim)
     if rotary_dim % 2:
         values.fail("rope.dimension_count", f"must be even, not {rotary_dim}")
+    values.refuse("rope.dimension_count_swa", rotary_dim)
     theta = values.number("rope.freq_base", 10_000.0, low=1.0)
     factors = _frequency_factors(file, rotary_dim)
     kind = values.text("rope.scaling.type", "linear")  # as llama.cpp has it
     factor = values.number("rope.scaling.factor", values.optional_number("rope.scale_linear") or 1)
+    if kind != "yarn":
+        values.refuse("rope.scaling.attn_factor", 1)
+        values.refuse("rope.scaling.yarn_attn_factor", 1)
     if kind == "none" or (kind == "linear" and factor == 1.0):
         return RopeConfig(theta, rotary_dim, frequency_factors=factors)
     if kind == "linear":
