@@ -43,6 +43,41 @@ def test_every_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+FLAGS = [
+    "--host",
+    "--port",
+    "--served-model-name",
+    "--dtype",
+    "--max-model-len",
+    "--max-num-batched-tokens",
+    "--max-num-seqs",
+    "--block-size",
+    "--kv-cache-memory-bytes",
+    "--enable-prefix-caching",
+    "--no-enable-prefix-caching",
+    "--enable-chunked-prefill",
+    "--no-enable-chunked-prefill",
+    "--scheduling-policy",
+    "--api-key",
+    "--seed",
+    "--metrics-prefix",
+    "--backend",
+    "--shutdown-timeout",
+    "--log-level",
+    "--debug-invariants",
+]
+
+
+def test_flags_can_be_read_in_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red if help cuts the names of flags, or a flag that vLLM's users know is renamed."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["serve", "--help"]) == 0
+    words = capsys.readouterr().out.split()
+    assert [flag for flag in FLAGS if flag not in words] == []
+
+
 @pytest.mark.parametrize("args", [["--help"], *([command, "--help"] for command in COMMANDS)])
 def test_help_loads_nothing_heavy(args: list[str]) -> None:
     """Turns red if a module-level import makes `--help` wait for libraries it does not need."""

@@ -19,6 +19,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut the names of flags in 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
     help="An LLM inference server whose KV cache you can see, steer and trust.",
     epilog="Example: octavo serve smollm2 --port 8000",
