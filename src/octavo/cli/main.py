@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import typer
 
+from octavo import __version__
 from octavo.cli.chat import chat
 from octavo.cli.console import print_error
 from octavo.cli.generate import generate
@@ -28,9 +29,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        print(f"octavo {version('octavo')}")
+        print(f"octavo {__version__}")
         raise typer.Exit
 
 
