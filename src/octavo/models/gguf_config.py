@@ -9,7 +9,13 @@ import numpy as np
 
 from octavo.core.errors import LoadError
 from octavo.models.config import Architecture, DecoderConfig, RopeConfig
-from octavo.models.config_values import MAX_LAYERS, ConfigValues, check_heads, head_dim_of
+from octavo.models.config_values import (
+    MAX_LAYERS,
+    ConfigValues,
+    check_heads,
+    head_dim_of,
+    stretched_length,
+)
 from octavo.models.gguf import GGUFFile
 
 logger = logging.getLogger(__name__)
@@ -94,10 +100,12 @@ def _read_architecture(file: GGUFFile, architecture: Architecture) -> DecoderCon
         max_position=_max_position(values, rope, context),
         norm_eps=values.number("attention.layer_norm_rms_epsilon"),
         rope=rope,
-        attention_scale=_attention_scale(values, architecture, layers, hidden // heads, head_dim),
+        attention_scale=_attention_scale(values, architecture, layers, hidden / heads, head_dim),
         tied_embeddings="output.weight" not in file.tensors,
         activation="gelu_tanh" if gemma else "silu",
-        local_rope=RopeConfig(values.number("rope.freq_base_swa", 10_000.0), rope.rotary_dim)
+        local_rope=RopeConfig(
+            values.number("rope.freq_base_swa", 10_000.0, low=1.0), rope.rotary_dim
+        )
         if gemma
         else None,
         sliding_window=window,
@@ -168,6 +176,12 @@ def _read_rope(file: GGUFFile, values: ConfigValues, head_dim: int, context: int
         values.fail("rope.scaling.type", f"is {kind!r:.100}; supported are none, linear and yarn")
     if not values.has("rope.scaling.factor"):
         values.fail("rope.scaling.factor", "is missing")
+    fast = values.number("rope.scaling.yarn_beta_fast", 32.0)
+    slow = values.number("rope.scaling.yarn_beta_slow", 1.0)
+    if not slow < fast:
+        values.fail(
+            "rope.scaling.yarn_beta_fast", f"({fast:g}) must be above {slow:g}, the slow one"
+        )
     attention = values.number("rope.scaling.attn_factor", 1.0)
     attention *= values.number("rope.scaling.yarn_attn_factor", 1.0)
     return RopeConfig(
@@ -176,8 +190,8 @@ def _read_rope(file: GGUFFile, values: ConfigValues, head_dim: int, context: int
         "yarn",
         factor,
         original_max_position=values.integer("rope.scaling.original_context_length", context),
-        beta_fast=values.number("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=values.number("rope.scaling.yarn_beta_slow", 1.0),
+        beta_fast=fast,
+        beta_slow=slow,
         attention_factor=attention * (0.1 * math.log(max(factor, 1.0)) + 1.0),
         frequency_factors=factors,
     )
@@ -203,12 +217,13 @@ def _frequency_factors(file: GGUFFile, rotary_dim: int) -> tuple[float, ...] | N
 
 def _max_position(values: ConfigValues, rope: RopeConfig, context: int) -> int:
     if rope.scaling == "yarn" and values.has("rope.scaling.original_context_length"):
-        return int(rope.original_max_position * rope.factor)
+        key = "rope.scaling.factor"
+        return stretched_length(values, key, rope.original_max_position, rope.factor)
     return context
 
 
 def _attention_scale(
-    values: ConfigValues, architecture: str, layers: int, query_width: int, head_dim: int
+    values: ConfigValues, architecture: str, layers: int, query_width: float, head_dim: int
 ) -> float:
     if values.number("attention.scale", 0.0, low=-1.0) > 0.0:
         return values.number("attention.scale")
