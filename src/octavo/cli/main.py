@@ -61,6 +61,9 @@ def run(args: Sequence[str]) -> int:
     except (SetupError, RequestError) as error:
         print_error(error.message)
         return 1
+    except UnicodeDecodeError:  # standard input is the only text that commands read themselves
+        print_error("Standard input is not UTF-8 text.")
+        return 1
     return code if isinstance(code, int) else 0
 
 

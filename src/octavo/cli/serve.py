@@ -1,6 +1,7 @@
 """``octavo serve``: an OpenAI-compatible server for one model."""
 
 from octavo.cli import options
+from octavo.core.errors import SettingError
 
 
 def serve(
@@ -32,6 +33,8 @@ def serve(
     from octavo.engine.factory import EngineSettings
     from octavo.server.listener import listen
 
+    if api_key == "":
+        raise SettingError("--api-key must not be empty.", name="--api-key")
     set_up_logging(log_level)
     with listen(host, port) as listener:  # before anything slow: a port in use is told at once
         source = find_model(model)
