@@ -12,7 +12,6 @@ import httpx
 import orjson
 from fastapi import FastAPI
 
-from octavo.core.errors import RequestError
 from octavo.core.request import FinishReason, TokenLogprobs
 from octavo.core.sampling import SamplingParams
 from octavo.engine.outputs import GenerationDelta, ModelInfo
@@ -327,8 +326,3 @@ def live_server(
             found[0].call(found[0].server.stop)
         thread.join(30)
         assert not thread.is_alive()
-
-
-def require_refusal(error: RequestError) -> ScriptedEngine:
-    """Return an engine that refuses everything."""
-    return ScriptedEngine(refusal=error)

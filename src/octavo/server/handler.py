@@ -9,10 +9,11 @@ from typing import Any, Final, Generic
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from octavo.server.body import read_body
 from octavo.server.errors import json_response
-from octavo.server.gate import request_uuid
+from octavo.server.gate import accept, request_uuid
 from octavo.server.generation import ChoiceDelta, Generator, peek, until_gone
 from octavo.server.lifecycle import Lifecycle
 from octavo.server.ports import Tokenizer
@@ -53,18 +54,19 @@ class Handler(Generic[Body]):
             ClientGoneError: the client left; nothing of it runs on.
         """
         body = await read_body(request, self.max_body_bytes)
-        return await until_gone(request.receive, self._answer(body, request_uuid(request.scope)))
+        return await until_gone(request.receive, self._answer(body, request.scope))
 
-    async def _answer(self, body: bytes, name: str) -> Response:
+    async def _answer(self, body: bytes, scope: Scope) -> Response:
         async with self.lifecycle.deadline():
             job = await self._translate(body)
             envelope = Envelope(
-                id=f"{self.endpoint.id_prefix}{name}",
+                id=f"{self.endpoint.id_prefix}{request_uuid(scope)}",
                 created=int(time.time()),
                 model=job.model,
                 system_fingerprint=self.system_fingerprint,
             )
             deltas = await peek(self.generator.run(job, envelope.id))
+            accept(scope)
             if not job.request.stream:
                 answer = await _collect(deltas, job)
                 return json_response(self.endpoint.body(job, envelope, self.tokenizer, answer))

@@ -8,13 +8,14 @@ from octavo.core.errors import ContextLengthError, InvalidRequestError, NotFound
 from octavo.core.ids import TokenId
 from octavo.core.sampling import SamplingParams
 from octavo.engine.outputs import ModelInfo
+from octavo.server.conversation import render
 from octavo.server.ports import Tokenizer
-from octavo.server.protocol.chat import ChatRequest, Content, Message, ToolMessage
+from octavo.server.protocol.chat import ChatRequest
 from octavo.server.protocol.common import GenerationRequest
 from octavo.server.protocol.completions import CompletionRequest, Prompt
 
-OWN_FIELDS: Final = frozenset({"messages", "tools", "add_generation_prompt"})
-"""Template variables that have fields of their own in the body."""
+MAX_CHOICES: Final = 2048
+"""Most completions in one answer: prompts times n."""
 Body = TypeVar("Body", bound=GenerationRequest, covariant=True)
 
 
@@ -61,6 +62,12 @@ class Translator:
         model = self._served_name(request.model)
         self._check_common(request)
         _check_best_of(request)
+        if len(request.prompt) * request.n > MAX_CHOICES:
+            raise InvalidRequestError(
+                f"{len(request.prompt)} prompts times n ({request.n}) must not exceed "
+                f"{MAX_CHOICES} completions.",
+                param="n",
+            )
         asked = request.max_tokens if "max_tokens" in request.model_fields_set else None
         prompts = []
         for index, prompt in enumerate(request.prompt):
@@ -88,7 +95,7 @@ class Translator:
         if request.top_logprobs is not None and not request.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs: true.", param="top_logprobs")
         asked = _asked_tokens(request)
-        text = self._render(request)
+        text = render(self._tokenizer.chat_template, request)
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         if not ids:
             raise InvalidRequestError("messages make an empty prompt.", param="messages")
@@ -182,33 +189,6 @@ class Translator:
         in_cache = self._info.num_kv_tokens - len(ids) + 1
         return max(1, min(default, in_context, in_cache))
 
-    def _render(self, request: ChatRequest) -> str:
-        template = self._tokenizer.chat_template
-        if template is None:
-            raise InvalidRequestError(
-                "This model has no chat template: use /v1/completions.", param="messages"
-            )
-        taken = OWN_FIELDS & request.chat_template_kwargs.keys()
-        if taken:
-            raise InvalidRequestError(
-                f"chat_template_kwargs must not hold {min(taken)}.", param="chat_template_kwargs"
-            )
-        messages = [_as_mapping(message) for message in request.messages]
-        if not request.continue_final_message:
-            opens = request.add_generation_prompt is not False
-            return template.render(
-                messages, add_generation_prompt=opens, **request.chat_template_kwargs
-            )
-        if request.add_generation_prompt:
-            raise InvalidRequestError(
-                "continue_final_message and add_generation_prompt exclude each other.",
-                param="continue_final_message",
-            )
-        text = template.render(
-            messages, add_generation_prompt=False, **request.chat_template_kwargs
-        )
-        return _up_to_last(request.messages[-1], text)
-
     def _sampling(
         self,
         request: GenerationRequest,
@@ -285,35 +265,3 @@ def _asked_tokens(request: ChatRequest) -> int | None:
             "max_tokens and max_completion_tokens differ: send one of them.", param="max_tokens"
         )
     return asked.pop() if asked else None
-
-
-def _as_mapping(message: Message) -> dict[str, object]:
-    """Return a message as chat templates know it; they call a developer ``system``."""
-    role = "system" if message.role == "developer" else message.role
-    fields: dict[str, object] = {"role": role, "content": _plain(message.content)}
-    if isinstance(message, ToolMessage):
-        fields["tool_call_id"] = message.tool_call_id
-    elif message.name is not None:
-        fields["name"] = message.name
-    return fields
-
-
-def _plain(content: Content) -> str | list[dict[str, str]]:
-    """Return content as plain values; the template joins parts where it takes only text."""
-    if isinstance(content, str):
-        return content
-    return [{"type": "text", "text": part.text} for part in content]
-
-
-def _up_to_last(message: Message, text: str) -> str:
-    """Cut a rendered conversation after its last message's content, so that it goes on there."""
-    content = message.content if isinstance(message.content, str) else message.content[-1].text
-    content = content.strip()
-    end = text.rfind(content)
-    if message.role != "assistant" or not content or end < 0:
-        raise InvalidRequestError(
-            "continue_final_message needs a last message of the assistant, with text that the "
-            "chat template keeps.",
-            param="continue_final_message",
-        )
-    return text[: end + len(content)]
