@@ -8,6 +8,7 @@ from octavo.server.generation import ChoiceDelta
 from octavo.server.ports import Tokenizer
 from octavo.server.protocol.chat import ChatRequest
 from octavo.server.responses import Collected, Envelope
+from octavo.server.streaming import ChunkEvents
 from octavo.server.translate import Job
 
 OBJECT: Final = "chat.completion"
@@ -42,6 +43,11 @@ def chat_body(
     return envelope.wrap(OBJECT, choices, usage=answer.usage(), **fields)
 
 
+def chat_events(job: Job[ChatRequest], envelope: Envelope, tokenizer: Tokenizer) -> ChunkEvents:
+    """Return what writes the answer as a stream."""
+    return ChunkEvents(ChatChunks(job, envelope, tokenizer), include_usage=job.request.wants_usage)
+
+
 class ChatChunks:
     """Turns deltas into chunks: the role first, then text, then an empty delta that ends it."""
 
@@ -50,10 +56,7 @@ class ChatChunks:
         self._request = job.request
         self._envelope = envelope
         self._tokenizer = tokenizer
-        options = job.request.stream_options
-        self._usage: dict[str, Any] = (
-            {"usage": None} if options is not None and options.include_usage else {}
-        )
+        self._usage: dict[str, Any] = {"usage": None} if job.request.wants_usage else {}
 
     def opening(self) -> Iterator[Mapping[str, Any]]:
         """Return each choice's role."""

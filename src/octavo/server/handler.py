@@ -1,4 +1,4 @@
-"""The life of a generation request, the same for completions and chat."""
+"""The life of a generation request, the same for every kind."""
 
 import asyncio
 import time
@@ -17,8 +17,8 @@ from octavo.server.gate import accept, request_uuid
 from octavo.server.generation import ChoiceDelta, Generator, peek, until_gone
 from octavo.server.lifecycle import Lifecycle
 from octavo.server.ports import Tokenizer
-from octavo.server.responses import ChunkWriter, Collected, Envelope
-from octavo.server.streaming import EventStreamResponse, events
+from octavo.server.responses import Collected, Envelope
+from octavo.server.streaming import EventStreamResponse, EventWriter, events
 from octavo.server.translate import Body, Job
 
 LONG_BODY_BYTES: Final = 32 << 10
@@ -27,12 +27,12 @@ LONG_BODY_BYTES: Final = 32 << 10
 
 @dataclass(frozen=True, slots=True)
 class Endpoint(Generic[Body]):
-    """What differs between completions and chat."""
+    """What differs between the kinds of generation requests."""
 
     id_prefix: str
     translate: Callable[[bytes], Job[Body]]
     body: Callable[[Job[Body], Envelope, Tokenizer, Collected], dict[str, Any]]
-    chunks: Callable[[Job[Body], Envelope, Tokenizer], ChunkWriter]
+    writer: Callable[[Job[Body], Envelope, Tokenizer], EventWriter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,11 @@ class Handler(Generic[Body]):
             )
             deltas = await peek(self.generator.run(job, envelope.id))
             accept(scope)
-            if not job.request.stream:
+            if not job.stream:
                 answer = await _collect(deltas, job)
                 return json_response(self.endpoint.body(job, envelope, self.tokenizer, answer))
-        options = job.request.stream_options
-        include_usage = options is not None and options.include_usage
-        writer = self.endpoint.chunks(job, envelope, self.tokenizer)
-        stream = events(deltas, writer, include_usage=include_usage)
-        return EventStreamResponse(stream, self.lifecycle)
+        writer = self.endpoint.writer(job, envelope, self.tokenizer)
+        return EventStreamResponse(events(deltas, writer), self.lifecycle, writer.failure)
 
     async def _translate(self, body: bytes) -> Job[Body]:
         if len(body) > LONG_BODY_BYTES:
@@ -82,7 +79,7 @@ class Handler(Generic[Body]):
         return self.endpoint.translate(body)
 
 
-async def _collect(deltas: AsyncGenerator[ChoiceDelta, None], job: Job[Body]) -> Collected:
+async def _collect(deltas: AsyncGenerator[ChoiceDelta, None], job: Job[Any]) -> Collected:
     answer = Collected(job.num_choices, len(job.prompts))
     async with aclosing(deltas):
         async for item in deltas:

@@ -13,10 +13,11 @@ from octavo.server.ports import Tokenizer
 from octavo.server.protocol.chat import ChatRequest
 from octavo.server.protocol.common import GenerationRequest
 from octavo.server.protocol.completions import CompletionRequest, Prompt
+from octavo.server.protocol.validation import StrictModel
 
 MAX_CHOICES: Final = 2048
 """Most completions in one answer: prompts times n."""
-Body = TypeVar("Body", bound=GenerationRequest, covariant=True)
+Body = TypeVar("Body", bound=StrictModel, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,16 @@ class Job(Generic[Body]):
     model: str
     """The served name that the client used."""
     prompts: tuple[PreparedPrompt, ...]
+    n: int
+    """Completions of each prompt."""
+    stream: bool
+    priority: int = 0
+    cache_salt: str = ""
 
     @property
     def num_choices(self) -> int:
         """Completions of all prompts together."""
-        return len(self.prompts) * self.request.n
+        return len(self.prompts) * self.n
 
 
 class Translator:
@@ -81,7 +87,7 @@ class Translator:
             )
             text = prompt if isinstance(prompt, str) else self._tokenizer.decode(ids)
             prompts.append(PreparedPrompt(tuple(ids), text, sampling))
-        return Job(request, model, tuple(prompts))
+        return _job(request, model, prompts)
 
     def chat(self, body: bytes) -> Job[ChatRequest]:
         """Translate the body of ``POST /v1/chat/completions``.
@@ -106,7 +112,7 @@ class Translator:
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             prompt_logprobs=request.prompt_logprobs,
         )
-        return Job(request, model, (PreparedPrompt(tuple(ids), text, sampling),))
+        return _job(request, model, [PreparedPrompt(tuple(ids), text, sampling)])
 
     def _served_name(self, name: str | None) -> str:
         if name is None:
@@ -237,6 +243,21 @@ class Translator:
                 )
             checked[int(key)] = bias
         return checked
+
+
+Generation = TypeVar("Generation", bound=GenerationRequest)
+
+
+def _job(request: Generation, model: str, prompts: Sequence[PreparedPrompt]) -> Job[Generation]:
+    return Job(
+        request,
+        model,
+        tuple(prompts),
+        n=request.n,
+        stream=request.stream,
+        priority=request.priority,
+        cache_salt=request.cache_salt or "",
+    )
 
 
 def _check_best_of(request: CompletionRequest) -> None:

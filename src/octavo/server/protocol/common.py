@@ -112,3 +112,8 @@ class GenerationRequest(StrictModel):
     """Lower runs first; only 0 unless the scheduling policy is ``priority``."""
     cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
     """Only requests with the same salt share cached prefixes."""
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
