@@ -162,6 +162,17 @@ def test_add_bos_token_wins_over_the_post_processor(
     assert load(write(tmp_path, byte_level(), tokenizer_config=config)).add_bos is expected
 
 
+def test_a_vocabulary_without_letters_keeps_its_bos(tmp_path: Path) -> None:
+    """Red when what a post-processor puts in front is taken for what it puts behind."""
+    backend = HFTokenizer(models.BPE({"1": 0, "2": 1}, []))
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens([AddedToken("<s>", special=True)])
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 2)]
+    )
+    assert load(write(tmp_path, backend)).encode("12") == [2, 0, 1]
+
+
 def test_settings_that_change_texts_are_off(tmp_path: Path) -> None:
     """ST-09: red when truncation, padding, dropout or clean-up of the files takes effect."""
     backend = byte_level()

@@ -162,6 +162,8 @@ def _affixes(backend: HFTokenizer) -> tuple[tuple[TokenId, ...], tuple[TokenId, 
     """Return what the file's post-processor puts before and behind a text."""
     plain = backend.encode("a", add_special_tokens=False).ids
     whole = backend.encode("a", add_special_tokens=True).ids
+    if not plain:  # a vocabulary without letters
+        return tuple(whole), ()
     for start in range(len(whole) - len(plain) + 1):
         if whole[start : start + len(plain)] == plain:
             return tuple(whole[:start]), tuple(whole[start + len(plain) :])

@@ -204,7 +204,7 @@ def _sentencepiece(meta: _Metadata, vocabulary: _Vocabulary) -> _Family:
     )
     return _Family(
         backend=backend,
-        digest=_digest(["llama", str(adds_space), json.dumps(scores)]),
+        digest=_digest(["llama", json.dumps([adds_space, unknown, scores])]),
         adds_bos=True,
         adds_space=adds_space,
         byte_level=False,
