@@ -175,7 +175,7 @@ async def test_empty_prompt_without_any_start_token() -> None:
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].tool_call_id"),
         (
             {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]},
-            "messages[0].tool_calls",
+            "messages[0].tool_calls[0]",
         ),
     ],
 )
@@ -204,7 +204,7 @@ async def test_histories_as_clients_send_them_back() -> None:
     assert (await post(engine, CHAT, {"messages": history})).status_code == 200
     prompt = bytes(engine.calls[0]["prompt"]).decode()
     assert prompt.startswith("<system>be brief|<user>[{'type': 'text', 'text': 'a'}")
-    assert prompt.endswith("<assistant>c|<tool>d|<assistant>")
+    assert prompt.endswith("<assistant>c|<user><tool_response>\nd\n</tool_response>|<assistant>")
 
 
 @pytest.mark.parametrize("path", PATHS)

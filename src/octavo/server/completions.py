@@ -7,11 +7,11 @@ from typing import Any, Final
 from octavo.core.request import TokenLogprobs
 from octavo.server import logprobs as formats
 from octavo.server.generation import ChoiceDelta
+from octavo.server.job import Job
 from octavo.server.ports import Tokenizer
 from octavo.server.protocol.completions import CompletionRequest
 from octavo.server.responses import Collected, CollectedChoice, Envelope
 from octavo.server.streaming import ChunkEvents
-from octavo.server.translate import Job
 
 OBJECT: Final = "text_completion"
 PromptScores = tuple[TokenLogprobs | None, ...]

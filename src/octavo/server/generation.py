@@ -12,9 +12,9 @@ from octavo.core.errors import GenerationError, UnavailableError
 from octavo.core.request import FinishReason
 from octavo.engine.outputs import GenerationDelta
 from octavo.server.errors import ClientGoneError
+from octavo.server.job import Job, PreparedPrompt
 from octavo.server.lifecycle import Admission
 from octavo.server.ports import Engine
-from octavo.server.translate import Job, PreparedPrompt
 
 T = TypeVar("T")
 

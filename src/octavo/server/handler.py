@@ -15,11 +15,11 @@ from octavo.server.body import read_body
 from octavo.server.errors import json_response
 from octavo.server.gate import accept, request_uuid
 from octavo.server.generation import ChoiceDelta, Generator, peek, until_gone
+from octavo.server.job import Body, Job
 from octavo.server.lifecycle import Lifecycle
 from octavo.server.ports import Tokenizer
 from octavo.server.responses import Collected, Envelope
 from octavo.server.streaming import EventStreamResponse, EventWriter, events
-from octavo.server.translate import Body, Job
 
 LONG_BODY_BYTES: Final = 32 << 10
 """Longer bodies are translated on a thread, so that tokenizing them holds up no stream."""

@@ -1,59 +1,46 @@
 """From a request's body to what the engine takes: prompts as token ids, sampling parameters."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
 
 from octavo.core.errors import ContextLengthError, InvalidRequestError, NotFoundError
 from octavo.core.ids import TokenId
 from octavo.core.sampling import SamplingParams
 from octavo.engine.outputs import ModelInfo
-from octavo.server.conversation import render
+from octavo.server.conversation import Conversations, RenderedChat
+from octavo.server.job import Job, PreparedPrompt
 from octavo.server.ports import Tokenizer
 from octavo.server.protocol.chat import ChatRequest
 from octavo.server.protocol.common import GenerationRequest
 from octavo.server.protocol.completions import CompletionRequest, Prompt
-from octavo.server.protocol.validation import StrictModel
+from octavo.server.tools.output import PLAIN, OutputFormat
+from octavo.server.tools.reasoning import CLOSE, OPEN
+from octavo.server.tools.styles import ToolStyle
 
 MAX_CHOICES: Final = 2048
 """Most completions in one answer: prompts times n."""
-Body = TypeVar("Body", bound=StrictModel, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedPrompt:
-    """One prompt, ready for the engine."""
+class ChatNames:
+    """What the API that a conversation came through calls its fields, for refusals."""
 
-    token_ids: tuple[TokenId, ...]
-    text: str
-    """As the client wrote it, or the text of its token ids."""
-    sampling: SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class Job(Generic[Body]):
-    """A request, ready for the engine."""
-
-    request: Body
-    model: str
-    """The served name that the client used."""
-    prompts: tuple[PreparedPrompt, ...]
-    n: int
-    """Completions of each prompt."""
-    stream: bool
-    priority: int = 0
-    cache_salt: str = ""
-
-    @property
-    def num_choices(self) -> int:
-        """Completions of all prompts together."""
-        return len(self.prompts) * self.n
+    messages: str = "messages"
+    max_tokens: str = "max_completion_tokens"
 
 
 class Translator:
     """Translates bodies for one model. Has no state; safe to use from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer, info: ModelInfo, served_names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        info: ModelInfo,
+        served_names: Sequence[str],
+        tool_style: ToolStyle | None = None,
+    ) -> None:
+        self.conversations = Conversations(tokenizer.chat_template, tool_style)
         self._tokenizer = tokenizer
         self._info = info
         self._served_names = tuple(served_names)
@@ -65,7 +52,7 @@ class Translator:
             RequestError: it is malformed, or asks for what cannot be done.
         """
         request = CompletionRequest.parse(body)
-        model = self._served_name(request.model)
+        model = self.served_name(request.model)
         self._check_common(request)
         _check_best_of(request)
         if len(request.prompt) * request.n > MAX_CHOICES:
@@ -77,7 +64,9 @@ class Translator:
         asked = request.max_tokens if "max_tokens" in request.model_fields_set else None
         prompts = []
         for index, prompt in enumerate(request.prompt):
-            ids = self._prompt_ids(prompt, f"prompt[{index}]" if len(request.prompt) > 1 else "")
+            where = f"prompt[{index}]" if len(request.prompt) > 1 else "prompt"
+            whole = self._prompt_ids(prompt, where, add_special=request.add_special_tokens)
+            ids = self._truncated(whole, request.truncate_prompt_tokens, request.max_tokens)
             self._check_room(ids, asked, prompt_param="prompt", tokens_param="max_tokens")
             sampling = self._sampling(
                 request,
@@ -85,7 +74,10 @@ class Translator:
                 logprobs=request.logprobs,
                 prompt_logprobs=_scored(request),
             )
-            text = prompt if isinstance(prompt, str) else self._tokenizer.decode(ids)
+            if isinstance(prompt, str) and len(ids) == len(whole):
+                text = prompt
+            else:
+                text = self._tokenizer.decode(ids)
             prompts.append(PreparedPrompt(tuple(ids), text, sampling))
         return _job(request, model, prompts)
 
@@ -95,26 +87,64 @@ class Translator:
         Raises:
             RequestError: it is malformed, or asks for what cannot be done.
         """
-        request = ChatRequest.parse(body)
-        model = self._served_name(request.model)
+        return self.conversation(ChatRequest.parse(body), ChatNames())
+
+    def conversation(self, request: ChatRequest, names: ChatNames) -> Job[ChatRequest]:
+        """Translate a conversation, through whatever API it came.
+
+        Raises:
+            RequestError: it asks for what cannot be done.
+        """
+        model = self.served_name(request.model)
         self._check_common(request)
         if request.top_logprobs is not None and not request.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs: true.", param="top_logprobs")
         asked = _asked_tokens(request)
-        text = render(self._tokenizer.chat_template, request)
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        chat, ids = self.prompt_of(request)
+        ids = self._truncated(ids, request.truncate_prompt_tokens, asked or 1)
         if not ids:
-            raise InvalidRequestError("messages make an empty prompt.", param="messages")
-        self._check_room(ids, asked, prompt_param="messages", tokens_param="max_completion_tokens")
+            raise InvalidRequestError(
+                f"{names.messages} make an empty prompt.", param=names.messages
+            )
+        self._check_room(ids, asked, prompt_param=names.messages, tokens_param=names.max_tokens)
         sampling = self._sampling(
             request,
             max_tokens=asked,
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             prompt_logprobs=request.prompt_logprobs,
         )
-        return _job(request, model, [PreparedPrompt(tuple(ids), text, sampling)])
+        if self._shows_control_tokens(chat.output):
+            sampling = replace(sampling, skip_special_tokens=False)
+        prompt = PreparedPrompt(tuple(ids), chat.text, sampling)
+        return _job(request, model, [prompt], chat.output)
 
-    def _served_name(self, name: str | None) -> str:
+    def prompt_of(self, request: ChatRequest) -> tuple[RenderedChat, list[TokenId]]:
+        """Return a conversation's text and its token ids.
+
+        Raises:
+            RequestError: the model has no template, or the messages do not suit it.
+        """
+        chat = self.conversations.render(request)
+        ids = self._tokenizer.encode(chat.text, add_special_tokens=request.add_special_tokens)
+        return chat, ids
+
+    def _truncated(self, ids: list[TokenId], limit: int | None, reserved: int) -> list[TokenId]:
+        """Return the last ``limit`` ids: all, if None; what ``reserved`` tokens leave, if -1."""
+        if limit is None:
+            return ids
+        return ids[-(max(1, self._info.max_model_len - reserved) if limit == -1 else limit) :]
+
+    def _shows_control_tokens(self, output: OutputFormat) -> bool:
+        """Whether what is looked for in the answer is written in control tokens."""
+        marks = [output.calls.mark] if output.calls is not None else []
+        marks += [OPEN, CLOSE] if output.reasoning else []
+        control = self._tokenizer.special_token_ids
+        return any(
+            control.intersection(self._tokenizer.encode(mark, add_special_tokens=False))
+            for mark in marks
+        )
+
+    def served_name(self, name: str | None) -> str:
         if name is None:
             return self._served_names[0]
         if name not in self._served_names:
@@ -138,11 +168,11 @@ class Translator:
                 param="priority",
             )
 
-    def _prompt_ids(self, prompt: Prompt, where: str) -> list[TokenId]:
+    def _prompt_ids(self, prompt: Prompt, where: str, *, add_special: bool) -> list[TokenId]:
         if not isinstance(prompt, str):
-            self._check_ids(prompt, where or "prompt")
+            self._check_ids(prompt, where)
             return prompt
-        ids = self._tokenizer.encode(prompt)
+        ids = self._tokenizer.encode(prompt, add_special_tokens=add_special)
         return ids or [self._document_start()]
 
     def _check_ids(self, ids: Sequence[TokenId], where: str) -> None:
@@ -248,7 +278,12 @@ class Translator:
 Generation = TypeVar("Generation", bound=GenerationRequest)
 
 
-def _job(request: Generation, model: str, prompts: Sequence[PreparedPrompt]) -> Job[Generation]:
+def _job(
+    request: Generation,
+    model: str,
+    prompts: Sequence[PreparedPrompt],
+    output: OutputFormat = PLAIN,
+) -> Job[Generation]:
     return Job(
         request,
         model,
@@ -257,6 +292,7 @@ def _job(request: Generation, model: str, prompts: Sequence[PreparedPrompt]) -> 
         stream=request.stream,
         priority=request.priority,
         cache_salt=request.cache_salt or "",
+        output=output,
     )
 
 
