@@ -76,13 +76,15 @@ class ModelRunnerOutput:
     """What the runner computed; keys are sequences of the plan."""
 
     sampled: Mapping[SequenceId, tuple[TokenId, ...]] = field(default_factory=dict)
-    """Tokens chosen for each sequence that samples; one each, more with speculation."""
+    """Tokens chosen for each sequence that samples: one, and those that its grammar then forces."""
     logprobs: Mapping[SequenceId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     """One entry per sampled token, for sequences that asked."""
     prompt_logprobs: Mapping[SequenceId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     """For sequences that asked: entry i scores the prompt token at position ``start + i + 1``."""
     failed: Mapping[SequenceId, str] = field(default_factory=dict)
     """Sequences whose result is unusable (NaN logits), with one sentence why."""
+    completed: frozenset[SequenceId] = frozenset()
+    """Sequences whose grammar allows nothing after their sampled tokens."""
 
 
 class ModelRunner(Protocol):

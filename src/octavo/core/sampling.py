@@ -7,6 +7,7 @@ from typing import Final
 
 from octavo.core.errors import InvalidRequestError
 from octavo.core.ids import TokenId
+from octavo.core.structured import StructuredOutput
 
 GREEDY_TEMPERATURE: Final = 1e-5
 """Temperatures below this are greedy: dividing by them would overflow float32."""
@@ -61,6 +62,9 @@ class SamplingParams:
     """Number of likeliest tokens reported with each output token, besides the chosen one."""
     prompt_logprobs: int | None = None
     """The same for each prompt token but the first."""
+    structured_output: StructuredOutput | None = None
+    """The shape that the output must have. It wins over ``min_tokens`` and ``ignore_eos``: an
+    output that can have no more tokens ends."""
 
     def __post_init__(self) -> None:
         _check_int("n", self.n, 1, 128)

@@ -76,12 +76,29 @@ class FakeRunner:
     """
 
     def __init__(
-        self, *, block_size: int, num_blocks: int, vocab_size: int, faults: Faults | None = None
+        self,
+        *,
+        block_size: int,
+        num_blocks: int,
+        vocab_size: int,
+        faults: Faults | None = None,
+        run_length: Callable[[Digest], int] = lambda before: 1,
     ) -> None:
+        """Make the memory.
+
+        Args:
+            block_size: slots per block.
+            num_blocks: blocks in the pool.
+            vocab_size: tokens are 0 to ``vocab_size - 1``.
+            faults: when to fail.
+            run_length: how many tokens come at once after a sequence with this digest, as when a
+                grammar forces them. It changes no token, only when the tokens come.
+        """
         self._block_size = block_size
         self._num_blocks = num_blocks
         self._vocab_size = vocab_size
         self._faults = faults or Faults()
+        self._run_length = run_length
         self._memory = [_UNWRITTEN] * (num_blocks * block_size)
         self._rows: dict[SequenceId, _Row] = {}
         self._calls = 0
@@ -190,10 +207,10 @@ class FakeRunner:
                 prompt_logprobs[sequence_id] = scores
             if item.samples:
                 before = self._memory[self._slot(row, len(row.token_ids) - 1)]
-                token_id = row.choose(before, self._vocab_size)
-                sampled[sequence_id] = (token_id,)
+                count = self._run_length(before)
+                sampled[sequence_id] = row.choose(before, count, self._vocab_size)
                 if row.sampling.logprobs is not None:
-                    logprobs[sequence_id] = (score_token(before, token_id),)
+                    logprobs[sequence_id] = row.score_chosen(before)
         return ModelRunnerOutput(sampled, logprobs, prompt_logprobs, failed)
 
     def _slot(self, row: "_Row", position: int) -> int:
@@ -217,7 +234,7 @@ class _Row:
         self.digests: list[Digest] = []
         """Of the sequence up to and with each token."""
         self._new = new
-        self._chosen: TokenId | None = None
+        self._chosen: tuple[TokenId, ...] = ()
         """The token sampled last, until a plan names it."""
         self._extend_digests()
 
@@ -233,9 +250,9 @@ class _Row:
         if item.block_ids:
             self.block_table[item.first_block :] = item.block_ids
         stop = item.start + len(item.token_ids)
-        if self._chosen is not None and stop == len(self.token_ids) + 1:
-            self.token_ids.append(self._chosen)
-            self._chosen = None
+        if self._chosen and stop > len(self.token_ids):
+            self.token_ids += self._chosen
+            self._chosen = ()
             self._extend_digests()
         if not item.token_ids or item.token_ids != tuple(self.token_ids[item.start : stop]):
             raise InvariantError(
@@ -244,17 +261,31 @@ class _Row:
         if item.samples and stop != len(self.token_ids):
             raise InvariantError(f"It samples before all its tokens have KV: {self.story}.")
 
-    def choose(self, before: Digest, vocab_size: int) -> TokenId:
-        """Choose and remember the next token."""
-        self._chosen = choose_token(
-            before,
-            len(self.token_ids) - len(self._new.prompt_token_ids),
-            sampling=self.sampling,
-            seed=self._new.seed,
-            ending_token_ids=self._new.ending_token_ids,
-            vocab_size=vocab_size,
-        )
+    def choose(self, before: Digest, count: int, vocab_size: int) -> tuple[TokenId, ...]:
+        """Choose and remember the next ``count`` tokens."""
+        first = len(self.token_ids) - len(self._new.prompt_token_ids)
+        chosen: list[TokenId] = []
+        for draw in range(first, first + count):
+            token_id = choose_token(
+                before,
+                draw,
+                sampling=self.sampling,
+                seed=self._new.seed,
+                ending_token_ids=self._new.ending_token_ids,
+                vocab_size=vocab_size,
+            )
+            chosen.append(token_id)
+            before = digest([token_id], before)
+        self._chosen = tuple(chosen)
         return self._chosen
+
+    def score_chosen(self, before: Digest) -> tuple[TokenLogprobs, ...]:
+        """Score the tokens that were just chosen."""
+        scores = []
+        for token_id in self._chosen:
+            scores.append(score_token(before, token_id))
+            before = digest([token_id], before)
+        return tuple(scores)
 
     def score_prompt(self, item: ScheduledSequence) -> tuple[TokenLogprobs, ...]:
         """Score the prompt tokens after those of this step, if asked and not done before."""

@@ -6,11 +6,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.core.errors import GenerationError
+from octavo.core.errors import GenerationError, InvariantError
 from octavo.core.ids import SequenceId, TokenId
 from octavo.core.plan import BlockCopy, ModelRunnerOutput, SchedulerOutput
 from octavo.core.request import TokenLogprobs
 from octavo.kernels.ops import StepFunction
+from octavo.runner.grammar_rows import GrammarRows, Mask
 from octavo.runner.input_batch import Chunk, build_batch, make_chunk, split_chunks
 from octavo.runner.logprobs import score_token, score_tokens
 from octavo.runner.rows import SequenceRows
@@ -27,6 +28,7 @@ class Runner:
 
     A plan is one call of ``step``, unless prompt logprobs want more logits than
     ``max_logits_bytes`` hold: then it is several, and a prompt's chunk is cut between them.
+    Masks of grammars are computed meanwhile. Without ``grammars`` no sequence may ask for one.
     """
 
     def __init__(
@@ -39,8 +41,10 @@ class Runner:
         max_num_seqs: int,
         vocab_size: int,
         max_logits_bytes: int = MAX_LOGITS_BYTES,
+        grammars: GrammarRows | None = None,
     ) -> None:
         self._step = step
+        self._grammars = grammars
         self._copy_blocks = copy_blocks
         self._block_size = block_size
         self._max_logits = max(max_logits_bytes // (4 * vocab_size), max_num_seqs)
@@ -63,19 +67,34 @@ class Runner:
         After an exception, rows are those of the plan and its KV is undefined: the scheduler
         releases the plan's sequences with the next plan, which is all that recovery takes.
         """
-        for sequence_id in plan.released:
-            self._rows.release(sequence_id)
-        for new in plan.new:
-            self._rows.add(new)
+        self._update_rows(plan)
         if plan.copies:
             self._copy_blocks(plan.copies)
         chunks = [make_chunk(self._rows.update(item), item) for item in plan.scheduled]
+        if self._grammars is not None:
+            self._grammars.prepare(
+                (chunk.row.sequence_id, chunk.num_output_tokens)
+                for chunk in chunks
+                if chunk.samples
+            )
         result = _Result()
         for batch in split_chunks(chunks, self._max_logits):
             logits = self._step(build_batch(batch, self._rows.block_tables, self._block_size))
             self._score_prompts(batch, logits, result)
             self._sample(batch, logits, result)
         return result.output()
+
+    def _update_rows(self, plan: SchedulerOutput) -> None:
+        for sequence_id in plan.released:
+            self._rows.release(sequence_id)
+            if self._grammars is not None:
+                self._grammars.release(sequence_id)
+        for new in plan.new:
+            self._rows.add(new)
+            if self._grammars is not None:
+                self._grammars.add(new)
+            elif new.sampling.structured_output is not None:
+                raise InvariantError("A sequence has a grammar, but the runner knows none.")
 
     def _score_prompts(self, batch: Sequence[Chunk], logits: Float32, result: "_Result") -> None:
         first = 0
@@ -103,16 +122,48 @@ class Runner:
             logits,
             [chunk.row.sampling for chunk in sampling],
             [chunk.num_output_tokens for chunk in sampling],
+            self._masks(sampling, result),
         )
         for i, (chunk, token_id) in enumerate(zip(sampling, sampled.token_ids, strict=True)):
             sequence_id = chunk.row.sequence_id
             if i in sampled.failures:
-                result.failed[sequence_id] = sampled.failures[i]
+                result.failed.setdefault(sequence_id, sampled.failures[i])
+            if sequence_id in result.failed:
                 continue
-            result.sampled[sequence_id] = (token_id,)
+            self._accept(sequence_id, token_id, result)
             num_top = chunk.row.sampling.params.logprobs
             if num_top is not None:
                 result.logprobs[sequence_id] = (score_token(logits[i], token_id, num_top),)
+
+    def _masks(self, sampling: Sequence[Chunk], result: "_Result") -> dict[int, Mask]:
+        """Wait for the masks of the rows that have a grammar."""
+        masks: dict[int, Mask] = {}
+        if self._grammars is None:
+            return masks
+        for i, chunk in enumerate(sampling):
+            try:
+                mask = self._grammars.mask(chunk.row.sequence_id)
+            except GenerationError as error:
+                result.failed[chunk.row.sequence_id] = error.message
+                continue
+            if mask is not None:
+                masks[i] = mask
+        return masks
+
+    def _accept(self, sequence_id: SequenceId, token_id: TokenId, result: "_Result") -> None:
+        """Record a sampled token, and what its grammar makes of it."""
+        result.sampled[sequence_id] = (token_id,)
+        if self._grammars is None:
+            return
+        try:
+            accepted = self._grammars.accept(sequence_id, token_id)
+        except GenerationError as error:
+            result.failed[sequence_id] = error.message
+            return
+        if accepted is not None:
+            result.sampled[sequence_id] = (token_id, *accepted.forced)
+            if accepted.is_complete:
+                result.completed.add(sequence_id)
 
 
 class _Result:
@@ -123,6 +174,7 @@ class _Result:
         self.logprobs: dict[SequenceId, tuple[TokenLogprobs, ...]] = {}
         self.prompt_logprobs: dict[SequenceId, tuple[TokenLogprobs, ...]] = {}
         self.failed: dict[SequenceId, str] = {}
+        self.completed: set[SequenceId] = set()
 
     def add_prompt_logprobs(
         self, sequence_id: SequenceId, scores: tuple[TokenLogprobs, ...]
@@ -135,4 +187,10 @@ class _Result:
         for sequence_id in self.failed:
             for results in (self.sampled, self.logprobs, self.prompt_logprobs):
                 results.pop(sequence_id, None)
-        return ModelRunnerOutput(self.sampled, self.logprobs, self.prompt_logprobs, self.failed)
+        return ModelRunnerOutput(
+            self.sampled,
+            self.logprobs,
+            self.prompt_logprobs,
+            self.failed,
+            frozenset(self.completed - self.failed.keys()),
+        )

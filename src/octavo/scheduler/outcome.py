@@ -42,12 +42,9 @@ class StepOutcome:
         self._num_prompt = 0
 
     def count_computed(self, sequence: Sequence, item: ScheduledSequence) -> None:
-        """Count computed tokens; the newest output token belongs to a decode, not to a prompt."""
-        num_tokens = len(item.token_ids)
-        is_newest = item.start + num_tokens == len(sequence.token_ids)
-        if is_newest and len(sequence.token_ids) > sequence.num_prompt_tokens:
-            num_tokens -= 1
-        self._num_prompt += num_tokens
+        """Count the computed tokens that belong to a prefill, not to a decode."""
+        end = min(item.start + len(item.token_ids), sequence.prefill_end)
+        self._num_prompt += max(0, end - item.start)
 
     def add_tokens(self, sequence: Sequence, result: ModelRunnerOutput) -> FinishReason | None:
         """Append the sampled tokens up to the one that ends the output, and emit them.
@@ -70,6 +67,8 @@ class StepOutcome:
             reason = finish_reason(sequence)
             if reason is not None:
                 break
+        if sequence.sequence_id in result.completed and num_new == len(sampled):
+            reason = FinishReason.STOP
         logprobs: tuple[TokenLogprobs, ...] = ()
         if sequence.request.sampling.logprobs is not None:
             logprobs = result.logprobs.get(sequence.sequence_id, ())[:num_new]
@@ -131,6 +130,12 @@ class StepOutcome:
             sequence.take_prompt_logprobs(),
             sequence.num_cached_tokens,
             reason,
-            token_ids[-1] if reason is FinishReason.STOP else None,
+            _stop_token(sequence, reason),
         )
         self._outputs.append(output)
+
+
+def _stop_token(sequence: Sequence, reason: FinishReason | None) -> TokenId | None:
+    """Return the last token if the output stops with it; a grammar may stop with any other."""
+    last = sequence.token_ids[-1]
+    return last if reason is FinishReason.STOP and last in sequence.ending_token_ids else None

@@ -1,8 +1,9 @@
 """Decides, step by step, which tokens of which sequences are computed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain, islice
 from types import MappingProxyType
+from typing import Final
 
 from octavo.core.config import SchedulerConfig
 from octavo.core.errors import InvalidRequestError, InvariantError
@@ -24,6 +25,9 @@ from octavo.scheduler.preemption import WorstRankedLast
 from octavo.scheduler.prefix_wait import PrefixWait
 from octavo.scheduler.queue import WaitingQueue
 from octavo.scheduler.sequence import Sequence
+
+MAX_DECODE_TOKENS: Final = 16
+"""Most tokens of a decode that go before prefills; of a longer forced run the rest waits."""
 
 
 class Scheduler:
@@ -110,7 +114,7 @@ class Scheduler:
         sequence = Sequence(SequenceId(self._next_id), request, max_tokens, ending)
         self._next_id += 1
         self._live[request.request_id] = sequence
-        self._waiting.push(sequence)
+        self._wait(sequence)
 
     def abort(self, request_id: RequestId, now: float) -> RequestStats | None:
         """End a request whose client gave up; None if it is not live (idempotent)."""
@@ -139,14 +143,14 @@ class Scheduler:
         """
         if self._in_flight is not None:
             raise InvariantError(f"step {self._step} was not taken in before the next was planned")
+        self._cache.advance(now)
         draft = StepDraft(self._config.max_num_batched_tokens)
         decodes, prefills = self._split_running()
-        for sequence in decodes:
-            self._continue(sequence, 1, draft)
+        self._continue_decodes(decodes, draft)
         self._continue_prefills(prefills, draft)
         if not draft.has_preempted:
             self._start_waiting(prefills, draft, now)
-        self._top_up(prefills, draft)
+        self._top_up(chain(prefills, decodes), draft)
         return self._make_plan(draft)
 
     def update(self, plan: SchedulerOutput, result: ModelRunnerOutput, now: float) -> StepUpdate:
@@ -200,9 +204,21 @@ class Scheduler:
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
         for sequence in self._running.values():
-            is_decode = len(sequence.token_ids) - sequence.num_computed == 1
+            lag = len(sequence.token_ids) - sequence.num_computed
+            is_decode = lag == 1 or sequence.num_computed >= sequence.prefill_end
             (decodes if is_decode else prefills).append(sequence)
         return decodes, prefills
+
+    def _continue_decodes(self, decodes: list[Sequence], draft: StepDraft) -> None:
+        """Place decodes: one token each, or several where a grammar forced them.
+
+        As ``max_num_seqs`` tokens fit the budget, each gets at least one.
+        """
+        num_behind = len(decodes)
+        for sequence in decodes:
+            num_behind -= 1
+            most = min(MAX_DECODE_TOKENS, draft.budget.left - num_behind)
+            self._continue(sequence, min(sequence.num_uncomputed, most), draft)
 
     def _continue(self, sequence: Sequence, num_tokens: int, draft: StepDraft) -> None:
         """Place a running sequence, preempting others, or in the end itself, for its blocks."""
@@ -226,9 +242,9 @@ class Scheduler:
             if size:
                 self._continue(sequence, size, draft)
 
-    def _top_up(self, prefills: list[Sequence], draft: StepDraft) -> None:
-        """Give prefills what nobody behind them used; never at the price of a preemption."""
-        for sequence in prefills:
+    def _top_up(self, running: Iterable[Sequence], draft: StepDraft) -> None:
+        """Give those that lag what nobody behind them used; never at the price of a preemption."""
+        for sequence in running:
             if not draft.budget.left:
                 return
             if sequence.status is not SequenceStatus.RUNNING:
@@ -277,7 +293,7 @@ class Scheduler:
         """Take blocks for all tokens that it has, so that no prefill stops half way for room."""
         need = self._cache.need(hit, sequence.num_tokens)
         if self._admission.may_admit(need, len(self._running)) and self._cache.admit(
-            sequence.sequence_id, hit, sequence.num_tokens
+            sequence.sequence_id, hit, sequence.num_tokens, sequence.request.retention
         ):
             return True
         if not self._running:
@@ -292,6 +308,8 @@ class Scheduler:
         if is_first:
             sequence.first_scheduled_time = now
             sequence.num_cached_tokens = hit.num_tokens
+        else:
+            sequence.prefill_end = max(sequence.num_prompt_tokens, sequence.num_tokens - 1)
         if self._may_share(sequence):
             self._counters.count_lookup(sequence, hit.num_tokens, is_first=is_first)
         self._running[sequence.sequence_id] = sequence
@@ -305,7 +323,13 @@ class Scheduler:
         self._counters.preemptions_total += 1
         draft.withdraw(victim)
         self._drop(victim)
-        self._waiting.push(victim)
+        self._wait(victim)
+
+    def _wait(self, sequence: Sequence) -> None:
+        """Queue a sequence, and spare what it will hit from eviction."""
+        self._waiting.push(sequence)
+        if self._may_share(sequence):
+            self._cache.expect(sequence.sequence_id, sequence.request.identity, sequence.token_ids)
 
     def _drop(self, sequence: Sequence) -> None:
         """Take a running sequence's blocks and its row in the runner."""
@@ -385,6 +409,7 @@ class Scheduler:
             self._drop(sequence)
         else:
             self._waiting.remove(sequence)
+            self._cache.unexpect(sequence.sequence_id)
         sequence.move(SequenceStatus.FINISHED, reason.value)
         del self._live[sequence.request_id]
         return sequence.final_stats(reason, now, num_tokens)

@@ -66,6 +66,7 @@ class Sequence:
         "num_computed",
         "num_preemptions",
         "num_prompt_tokens",
+        "prefill_end",
         "priority",
         "prompt_logprobs",
         "request",
@@ -100,6 +101,8 @@ class Sequence:
         self.num_cached_tokens = 0
         """Of them, those found in the cache when it first ran."""
         self.num_preemptions = 0
+        self.prefill_end = self.num_prompt_tokens
+        """Tokens that are prefilled: the prompt, and after a preemption what it computes again."""
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         """One entry per prompt token scored so far; the first token has no score."""
         self.wants_prompt_logprobs = request.sampling.prompt_logprobs is not None
@@ -132,7 +135,7 @@ class Sequence:
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens whose KV is still to be computed; 1 for a decode."""
+        """Tokens whose KV is still to be computed: 1 for a decode, more if some were forced."""
         return len(self.token_ids) - self.num_computed
 
     def move(self, new: SequenceStatus, why: str) -> None:
