@@ -1,6 +1,7 @@
 """Offline generation: prompts in, all their completions out, as vLLM users know it."""
 
 import itertools
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from octavo.core.ids import RequestId, TokenId
 from octavo.core.request import TokenLogprobs
 from octavo.core.sampling import SamplingParams
 from octavo.engine.factory import EngineParts, EngineSettings, build_engine
+from octavo.engine.interrupts import HeldInterrupts, held_interrupts
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import CompletionOutput, GenerationDelta, RequestOutput
 from octavo.engine.progress import Progress, progress_bar
 from octavo.models.source import default_cache_dir, resolve_model
+from octavo.runner.grammar import CompiledGrammar
 
 Prompt = str | Sequence[TokenId]
 Message = Mapping[str, Any]
@@ -22,6 +25,9 @@ Message = Mapping[str, Any]
 
 class LLM:
     """A model and its engine, driven by the caller's thread.
+
+    Calls from several threads take turns. Ctrl-C ends a call after the step it is in and leaves
+    the engine as good as new.
 
     ``settings`` are the fields of ``EngineSettings``, such as ``max_model_len=2048``.
 
@@ -36,6 +42,7 @@ class LLM:
             EngineSettings(model=source.path, **settings), NullObserver()
         )
         self._ids = itertools.count()
+        self._turn = threading.Lock()
 
     @property
     def parts(self) -> EngineParts:
@@ -107,10 +114,11 @@ class LLM:
     ) -> list[RequestOutput]:
         run = _Run(self._parts)
         names = [f"offline-{next(self._ids)}" for _ in tokens]
-        for prompt, sampling, name in zip(tokens, params, names, strict=True):
-            run.add(prompt, sampling, name)
-        with progress_bar("Processed prompts", len(tokens), show=use_tqdm) as bar:
-            run.finish(bar)
+        with self._turn, held_interrupts() as held:
+            for prompt, sampling, name in zip(tokens, params, names, strict=True):
+                run.add(prompt, sampling, name)
+            with progress_bar("Processed prompts", len(tokens), show=use_tqdm) as bar:
+                run.finish(bar, held)
         return [
             run.result(name, text, prompt)
             for name, text, prompt in zip(names, texts, tokens, strict=True)
@@ -126,9 +134,12 @@ class _Run:
         self._deltas: dict[str, list[GenerationDelta]] = {}
         self._parent: dict[RequestId, str] = {}
         self._missing: dict[str, int] = {}
+        self._grammars: list[CompiledGrammar] = []
 
     def add(self, prompt: Sequence[TokenId], sampling: SamplingParams, name: str) -> None:
         try:
+            if sampling.structured_output is not None and self._parts.grammars is not None:
+                self._grammars.append(self._parts.grammars.compile(sampling.structured_output))
             requests = self._parts.requests.build(prompt, sampling, request_id=name)
         except Exception:
             self._abort()
@@ -140,10 +151,11 @@ class _Run:
             self._processor.add(request, index)
             self._parts.core.add(request)
 
-    def finish(self, bar: Progress) -> None:
+    def finish(self, bar: Progress, held: HeldInterrupts) -> None:
         core = self._parts.core
         try:
             while len(self._processor):
+                held.check()
                 update = core.step()
                 for done in self._processor.process(update.outputs):
                     self._deltas[self._parent[done.request_id]].append(done.delta)
