@@ -86,10 +86,12 @@ def check_cache(manager: KVCacheManager) -> None:
             f"sequence {sequence_id} may write a block that the tree holds",
         )
     _check_eviction_order(manager)
+    _check_candidates(manager)
 
 
 def _check_references(manager: KVCacheManager) -> None:
     entries = Counter(block_id for table in manager.tables.values() for block_id in table.block_ids)
+    entries.update(manager.pinned_blocks())
     for block in manager.pool.blocks():
         in_tree = block.block_id in manager.tree
         _require(block.in_tree == in_tree, f"block {block.block_id}: pool and tree disagree")
@@ -118,3 +120,14 @@ def _check_eviction_order(manager: KVCacheManager) -> None:
                     position[child] < position[parent],
                     f"block {parent} would be evicted before {child}, which follows it",
                 )
+
+
+def _check_candidates(manager: KVCacheManager) -> None:
+    """The evictor knows exactly the blocks that can be evicted: cached leaves."""
+    leaves = {
+        block.block_id
+        for block in manager.pool.cached_blocks()
+        if manager.tree.is_leaf(block.block_id)
+    }
+    found = set(manager.eviction_candidates())
+    _require(found == leaves, f"candidates {sorted(found)} are not the leaves {sorted(leaves)}")

@@ -66,7 +66,7 @@ def _check_running(sequence: Sequence, cache: KVCacheManager) -> None:
     _require(sequence.status is SequenceStatus.RUNNING, sequence, "it runs in a wrong state")
     _require(sequence.num_uncomputed >= 1, sequence, "a running sequence has nothing to compute")
     _require(sequence.num_computed <= len(table.block_ids) * size, sequence, "its KV has no blocks")
-    if cache.config.enable_prefix_caching:
+    if cache.config.enable_prefix_caching and sequence.request.retention.store:
         _require(
             table.num_committed == sequence.num_computed // size,
             sequence,
