@@ -11,12 +11,15 @@ from octavo.core.events import Observer, SchedulerStats
 from octavo.core.ids import RequestId, TokenId
 from octavo.core.request import Request
 from octavo.core.sampling import SamplingParams
+from octavo.core.structured import StructuredOutput
 from octavo.engine.core import EngineCore
+from octavo.engine.grammars import GrammarPool
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import GenerationDelta, ModelInfo
 from octavo.engine.requests import RequestBuilder
 from octavo.engine.thread import Abort, Add, EngineThread, Finish, Outbox
 from octavo.models.tokenizer import Tokenizer
+from octavo.runner.grammar import CompiledGrammar
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +47,13 @@ class AsyncEngine:
         requests: RequestBuilder,
         info: ModelInfo,
         observer: Observer,
+        grammars: GrammarPool | None = None,
     ) -> None:
         self.info = info
         self.tokenizer = tokenizer
         self._core = core
         self._requests = requests
+        self._grammars = grammars
         self._processor = OutputProcessor(tokenizer, observer)
         self._thread = EngineThread(core, self._hand_over)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -61,10 +66,14 @@ class AsyncEngine:
         """Start the engine thread; must be called on the event loop that will be used."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
+        if self._grammars is not None:
+            self._grammars.start()
 
     def shutdown(self) -> None:
         """Stop the engine thread after its step; live completions end with an error."""
         self._thread.stop()
+        if self._grammars is not None:
+            self._grammars.shutdown()
         self._fail("The server is shutting down.")
 
     async def drain(self, timeout_s: float) -> bool:
@@ -101,6 +110,7 @@ class AsyncEngine:
         """
         if not self.is_running:
             raise UnavailableError(self._failure or "The engine is not running.")
+        _held = await self._compile(sampling.structured_output)
         requests = self._requests.build(
             prompt_token_ids,
             sampling,
@@ -121,6 +131,16 @@ class AsyncEngine:
         finally:
             for name in live:
                 self._thread.send(Abort(name))
+
+    async def _compile(self, spec: StructuredOutput | None) -> CompiledGrammar | None:
+        """Return the grammar that a request wants; the caller holds it for the runner."""
+        if spec is None:
+            return None
+        if self._grammars is None:
+            raise InvalidRequestError(
+                f"{spec.param} is not supported by this engine.", param=spec.param
+            )
+        return await self._grammars.compile(spec)
 
     def _submit(self, requests: Sequence[Request]) -> asyncio.Queue[_Item]:
         for request in requests:

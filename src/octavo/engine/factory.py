@@ -14,6 +14,7 @@ from octavo.core.events import Observer
 from octavo.core.request import CacheIdentity
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.core import EngineCore
+from octavo.engine.grammars import GrammarPool
 from octavo.engine.memory import available_memory_bytes
 from octavo.engine.outputs import ModelInfo
 from octavo.engine.requests import RequestBuilder
@@ -23,6 +24,8 @@ from octavo.kvcache.manager import KVCacheManager
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.decoder import Decoder, build_decoder
 from octavo.models.tokenizer import Tokenizer, load_tokenizer
+from octavo.runner.grammar import GrammarCompiler, Vocabulary
+from octavo.runner.grammar_rows import GrammarRows
 from octavo.runner.runner import Runner
 from octavo.scheduler.intake import Intake
 from octavo.scheduler.scheduler import Scheduler
@@ -65,6 +68,8 @@ class EngineSettings:
     """Queue order: ``fcfs``, ``priority``, or ``module:Class``."""
     seed: int | None = None
     """Seed of requests that name none; None: different in each run."""
+    enable_jump_forward: bool = True
+    """Whether tokens that a grammar forces are taken without a forward pass each."""
     debug_invariants: bool = False
     """Check every invariant after each step (slow)."""
 
@@ -78,6 +83,8 @@ class EngineParts:
     requests: RequestBuilder
     info: ModelInfo
     observer: Observer
+    grammars: GrammarCompiler | None = None
+    """Compiles structured output; None where the runner cannot follow it."""
 
 
 def build_engine(settings: EngineSettings, observer: Observer) -> EngineParts:
@@ -96,7 +103,15 @@ def build_engine(settings: EngineSettings, observer: Observer) -> EngineParts:
     backend = _backend(settings.backend, dtype)
     cache_config, scheduler_config = _configs(settings, checkpoint, tokenizer, dtype)
     decoder = build_decoder(checkpoint.config, checkpoint.tensors, backend)
-    runner = _runner(decoder, backend, dtype, cache_config, scheduler_config)
+    grammars = GrammarCompiler(
+        Vocabulary(tokenizer, scheduler_config.vocab_size, scheduler_config.end_token_ids)
+    )
+    rows = GrammarRows(
+        grammars,
+        vocab_size=scheduler_config.vocab_size,
+        jump_forward=settings.enable_jump_forward,
+    )
+    runner = _runner(decoder, backend, dtype, cache_config, scheduler_config, rows)
     manager = KVCacheManager(cache_config)
     scheduler = Scheduler(scheduler_config, manager, debug=settings.debug_invariants)
     info = _info(settings, backend, dtype, cache_config, scheduler_config)
@@ -107,12 +122,15 @@ def build_engine(settings: EngineSettings, observer: Observer) -> EngineParts:
         chance=random.Random(settings.seed),
     )
     core = EngineCore(scheduler, runner, time.monotonic, observer)
-    return EngineParts(core, tokenizer, requests, info, observer)
+    return EngineParts(core, tokenizer, requests, info, observer, grammars)
 
 
 def async_engine(parts: EngineParts) -> AsyncEngine:
     """Put the front end of servers before an engine."""
-    return AsyncEngine(parts.core, parts.tokenizer, parts.requests, parts.info, parts.observer)
+    grammars = None if parts.grammars is None else GrammarPool(parts.grammars)
+    return AsyncEngine(
+        parts.core, parts.tokenizer, parts.requests, parts.info, parts.observer, grammars
+    )
 
 
 def _backend(name: str, dtype: Literal["float32", "bfloat16"]) -> Backend:
@@ -197,6 +215,7 @@ def _runner(
     dtype: Literal["float32", "bfloat16"],
     cache: CacheConfig,
     scheduler: SchedulerConfig,
+    grammars: GrammarRows,
 ) -> Runner:
     backend.allocate_kv(decoder.kv_spec(cache.block_size, dtype), cache.num_blocks)
     return Runner(
@@ -206,6 +225,7 @@ def _runner(
         max_model_len=scheduler.max_model_len,
         max_num_seqs=scheduler.max_num_seqs,
         vocab_size=scheduler.vocab_size,
+        grammars=grammars,
     )
 
 
