@@ -9,6 +9,7 @@ from octavo.core.events import Observer, SchedulerStats, StateChanged, StepCompl
 from octavo.core.ids import RequestId
 from octavo.core.plan import ModelRunner, SchedulerOutput
 from octavo.core.request import Request, RequestStats
+from octavo.scheduler.occupancy import KVOccupancy
 from octavo.scheduler.outcome import StepUpdate
 from octavo.scheduler.scheduler import Scheduler
 
@@ -57,6 +58,10 @@ class EngineCore:
     def stats(self) -> SchedulerStats:
         """Return the scheduler's gauges and totals."""
         return self._scheduler.stats()
+
+    def occupancy(self) -> KVOccupancy:
+        """Measure how the KV memory is spent: tokens held, and waste."""
+        return self._scheduler.occupancy()
 
     def step(self) -> StepUpdate:
         """Compute one step.

@@ -1,4 +1,4 @@
-"""A flat hash-chain prefix cache, as in vLLM V1: the baseline that the radix tree is compared to."""
+"""A flat hash-chain prefix cache, as in vLLM V1: what the radix tree is compared with."""
 
 from collections.abc import Iterator, Sequence
 

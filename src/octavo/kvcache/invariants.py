@@ -7,6 +7,8 @@ from octavo.core.errors import InvariantError
 from octavo.core.ids import BlockId
 from octavo.kvcache.block import BlockState
 from octavo.kvcache.block_pool import BlockPool
+from octavo.kvcache.contiguous import check_contiguous
+from octavo.kvcache.flat_cache import FlatCache, check_flat_cache
 from octavo.kvcache.manager import KVCacheManager
 from octavo.kvcache.radix_tree import Node, RadixTree
 
@@ -68,7 +70,7 @@ def _check_node(node: Node, block_size: int) -> None:
 def check_cache(manager: KVCacheManager) -> None:
     """References add up, nothing in use can be evicted, and the LRU order is leaf first."""
     check_pool(manager.pool)
-    check_tree(manager.tree, manager.config.block_size)
+    _check_index(manager)
     _check_references(manager)
     for sequence_id, table in manager.tables.items():
         committed = table.block_ids[: table.num_committed]
@@ -85,8 +87,18 @@ def check_cache(manager: KVCacheManager) -> None:
             not any(block_id in manager.tree for block_id in own),
             f"sequence {sequence_id} may write a block that the tree holds",
         )
-    _check_eviction_order(manager)
     _check_candidates(manager)
+    if manager.config.is_contiguous:
+        check_contiguous(manager.tables.values(), manager.config.num_blocks)
+
+
+def _check_index(manager: KVCacheManager) -> None:
+    """Only a tree promises leaf-first order; a user's own kind of index has no laws here."""
+    if isinstance(manager.tree, RadixTree):
+        check_tree(manager.tree, manager.config.block_size)
+        _check_eviction_order(manager, manager.tree)
+    elif isinstance(manager.tree, FlatCache):
+        check_flat_cache(manager.tree, manager.config.block_size)
 
 
 def _check_references(manager: KVCacheManager) -> None:
@@ -106,9 +118,9 @@ def _check_references(manager: KVCacheManager) -> None:
         )
 
 
-def _check_eviction_order(manager: KVCacheManager) -> None:
+def _check_eviction_order(manager: KVCacheManager, tree: RadixTree) -> None:
     position = {block.block_id: rank for rank, block in enumerate(manager.pool.cached_blocks())}
-    for node in manager.tree.nodes():
+    for node in tree.nodes():
         above = node.parent.block_ids[-1:] if node.parent else []
         path = above + node.block_ids
         for parent, child in pairwise(path):

@@ -322,7 +322,10 @@ class KVCacheManager:
         if not self.config.is_contiguous:
             yield from (self._allocate() for _ in range(num_blocks))
             return
-        for index in first_fit(self._free_runs(), num_blocks) or ():
+        run = first_fit(self._free_runs(), num_blocks)
+        if run is None:
+            raise InvariantError(f"no run of {num_blocks} blocks is free although one was found")
+        for index in run:
             self.pool.take(BlockId(index))
             yield BlockId(index)
 

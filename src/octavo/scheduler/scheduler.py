@@ -13,17 +13,20 @@ from octavo.core.plan import ModelRunnerOutput, ScheduledSequence, SchedulerOutp
 from octavo.core.request import FinishReason, Request, RequestStats
 from octavo.kvcache.manager import CacheHit, KVCacheManager
 from octavo.scheduler.admission import AdmissionPolicy, Watermark
+from octavo.scheduler.batching import BATCHING_POLICIES
 from octavo.scheduler.chunking import Chunking
 from octavo.scheduler.counters import Counters
 from octavo.scheduler.draft import StepDraft
 from octavo.scheduler.intake import Intake
 from octavo.scheduler.invariants import check_plan, check_scheduler
 from octavo.scheduler.lifecycle import SequenceStatus
+from octavo.scheduler.occupancy import KVOccupancy, measure_occupancy
 from octavo.scheduler.outcome import StepOutcome, StepUpdate
 from octavo.scheduler.policies import QUEUE_POLICIES, QueuePolicy
 from octavo.scheduler.preemption import WorstRankedLast
 from octavo.scheduler.prefix_wait import PrefixWait
 from octavo.scheduler.queue import WaitingQueue
+from octavo.scheduler.reservation import KV_RESERVATIONS
 from octavo.scheduler.sequence import Sequence
 
 MAX_DECODE_TOKENS: Final = 16
@@ -46,7 +49,7 @@ class Scheduler:
         debug: check all invariants after each step.
 
     Raises:
-        SettingError: the policy's name is not known.
+        SettingError: a policy's name is not known.
     """
 
     def __init__(
@@ -67,6 +70,8 @@ class Scheduler:
         self._admission = admission or Watermark(num_reserved)
         self._preemption = WorstRankedLast(policy)
         self._chunking = Chunking(config)
+        self._batching = BATCHING_POLICIES.create(config.batching_policy)
+        self._reservation = KV_RESERVATIONS.create(cache.config.kv_reservation)
         self._prefix_wait = PrefixWait(cache.config.block_size)
         self._waiting = WaitingQueue(policy)
         self._running: dict[SequenceId, Sequence] = {}
@@ -148,7 +153,7 @@ class Scheduler:
         decodes, prefills = self._split_running()
         self._continue_decodes(decodes, draft)
         self._continue_prefills(prefills, draft)
-        if not draft.has_preempted:
+        if not draft.has_preempted and self._batching.may_start(len(self._running)):
             self._start_waiting(prefills, draft, now)
         self._top_up(chain(prefills, decodes), draft)
         return self._make_plan(draft)
@@ -199,6 +204,12 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """Return the state and the running totals."""
         return self._counters.stats(len(self._running), len(self._waiting), self._cache)
+
+    def occupancy(self) -> KVOccupancy:
+        """Measure how the KV memory is spent; not for every step of a server (see there)."""
+        next_in_line = next(iter(self._waiting), None)
+        wanted = 0 if next_in_line is None else self._num_slots(next_in_line)
+        return measure_occupancy(self._running.values(), self._cache, wanted)
 
     def _split_running(self) -> tuple[list[Sequence], list[Sequence]]:
         decodes: list[Sequence] = []
@@ -291,14 +302,20 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, hit: CacheHit) -> bool:
         """Take blocks for all tokens that it has, so that no prefill stops half way for room."""
-        need = self._cache.need(hit, sequence.num_tokens)
+        num_slots = self._num_slots(sequence)
+        need = self._cache.need(hit, num_slots)
         if self._admission.may_admit(need, len(self._running)) and self._cache.admit(
-            sequence.sequence_id, hit, sequence.num_tokens, sequence.request.retention
+            sequence.sequence_id, hit, num_slots, sequence.request.retention
         ):
             return True
         if not self._running:
             raise InvariantError("a sequence does not fit an idle cache", story=sequence.tell())
         return False
+
+    def _num_slots(self, sequence: Sequence) -> int:
+        """Return the room to take at its start: at least for its tokens, at most the pool."""
+        asked = self._reservation.num_slots(sequence, self._config.max_model_len)
+        return max(sequence.num_tokens, min(asked, self._cache.num_slots))
 
     def _start(self, sequence: Sequence, hit: CacheHit, now: float) -> None:
         self._waiting.remove(sequence)

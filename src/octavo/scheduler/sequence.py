@@ -36,6 +36,10 @@ class SequenceView(Protocol):
         """Tokens of the prompt."""
 
     @property
+    def max_tokens(self) -> int:
+        """Most tokens that it may generate."""
+
+    @property
     def num_preemptions(self) -> int:
         """Times it lost its blocks."""
 

@@ -36,7 +36,9 @@ class Evictor:
     the others by recency, as in TensorRT-LLM. What a waiting request will hit goes last of all.
     """
 
-    def __init__(self, pool: BlockPool, tree: PrefixIndex, name: str, policy: EvictionPolicy) -> None:
+    def __init__(
+        self, pool: BlockPool, tree: PrefixIndex, name: str, policy: EvictionPolicy
+    ) -> None:
         self._pool = pool
         self._tree = tree
         self._retention = BlockRetention()
