@@ -77,6 +77,21 @@ ChunkedPrefill = Annotated[
         help="Compute long prompts in chunks beside running requests.",
     ),
 ]
+BatchingPolicy = Annotated[
+    Literal["continuous", "static"],
+    typer.Option(help="Whether requests join a running batch; static is a baseline to compare."),
+]
+KVReservation = Annotated[
+    Literal["paged", "max", "pow2", "oracle"],
+    typer.Option(
+        help="KV room taken at a request's start; all but paged are contiguous baselines and need "
+        "--no-enable-prefix-caching."
+    ),
+]
+PrefixCache = Annotated[
+    Literal["radix", "flat"],
+    typer.Option(help="What finds equal prefixes; flat (as in vLLM) is a baseline to compare."),
+]
 SchedulingPolicy = Annotated[Literal["fcfs", "priority"], typer.Option(help="Order of the queue.")]
 EngineSeed = Annotated[
     int | None,

@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
@@ -64,6 +64,12 @@ class EngineSettings:
     """Whether requests share the KV of equal prefixes."""
     enable_chunked_prefill: bool = True
     """Whether long prompts are computed in chunks beside running requests."""
+    batching_policy: str = "continuous"
+    """``continuous``, or ``static``: a batch runs until all of it is done."""
+    kv_reservation: str = "paged"
+    """Room taken at a request's start: ``paged``; or contiguous: ``max``, ``pow2``, ``oracle``."""
+    prefix_cache: str = "radix"
+    """What finds equal prefixes: ``radix`` or ``flat``."""
     scheduling_policy: str = "fcfs"
     """Queue order: ``fcfs``, ``priority``, or ``module:Class``."""
     seed: int | None = None
@@ -165,15 +171,23 @@ def _configs(
         num_blocks=_num_blocks(settings, spec, max_model_len),
         block_size=settings.block_size,
         enable_prefix_caching=settings.enable_prefix_caching,
+        prefix_cache=settings.prefix_cache,
+        kv_reservation=settings.kv_reservation,
     )
+    if cache.is_contiguous:  # nothing grows, so nothing need be left free for it
+        cache = replace(cache, watermark=0.0)
     budget = settings.max_num_batched_tokens
     if not settings.enable_chunked_prefill:
         budget = max(budget, max_model_len)  # a whole prompt must fit one step
+    if settings.batching_policy == "static":  # all prompts of a batch are computed in one step
+        in_pool = cache.num_blocks * cache.block_size
+        budget = max(budget, min(in_pool, settings.max_num_seqs * max_model_len))
     scheduler = SchedulerConfig(
         max_model_len=max_model_len,
         max_num_batched_tokens=budget,
         max_num_seqs=settings.max_num_seqs,
         enable_chunked_prefill=settings.enable_chunked_prefill,
+        batching_policy=settings.batching_policy,
         policy=settings.scheduling_policy,
         end_token_ids=frozenset(checkpoint.end_token_ids | tokenizer.end_token_ids),
         vocab_size=checkpoint.config.vocab_size,
