@@ -43,11 +43,17 @@ class ScheduledSequence:
     """Only what changed since the sequence's last step; the table then covers all tokens."""
     samples: bool
     """Whether the logits of the last token choose the next one."""
+    forks: tuple[SequenceId, ...] = ()
+    """New sequences with the same tokens: each samples its own next token from these logits, and
+    is scheduled itself from the next plan on, with blocks that hold what is computed here."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """KV of a whole block to copy before the step writes (copy-on-write)."""
+    """KV of a whole block to copy before the step writes (copy-on-write).
+
+    Copies are made in the order of the plan: a later one may overwrite the source of an earlier.
+    """
 
     source: BlockId
     target: BlockId

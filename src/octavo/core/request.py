@@ -111,7 +111,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class SequenceOutput:
-    """What one step produced for one request."""
+    """What one step produced for one completion of a request."""
 
     request_id: RequestId
     new_token_ids: tuple[TokenId, ...] = ()
@@ -126,11 +126,16 @@ class SequenceOutput:
     """The token that ended the output, if one did; it is also the last of ``new_token_ids``."""
     error: str | None = None
     """One sentence, when ``finish_reason`` is ERROR."""
+    index: int = 0
+    """Which of the request's completions."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """The life of a finished request, in seconds on the engine's clock. None: never got there."""
+    """The life of a finished completion, in seconds on the engine's clock. None: never got there.
+
+    A request has one for each of its completions.
+    """
 
     request_id: RequestId
     num_prompt_tokens: int
@@ -145,3 +150,5 @@ class RequestStats:
     first_token_time: float | None
     last_token_time: float | None
     finish_time: float
+    index: int = 0
+    """Which of the request's completions."""
