@@ -10,9 +10,10 @@ from pydantic.json_schema import models_json_schema
 REFERENCE: Final = "#/components/schemas/{model}"
 
 
-def json_body(model: type[BaseModel]) -> dict[str, Any]:
-    """Return what a route says about its body."""
-    schema = {"$ref": REFERENCE.format(model=model.__name__)}
+def json_body(*models: type[BaseModel]) -> dict[str, Any]:
+    """Return what a route says about its body, which is one of ``models``."""
+    references = [{"$ref": REFERENCE.format(model=model.__name__)} for model in models]
+    schema = references[0] if len(references) == 1 else {"oneOf": references}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 

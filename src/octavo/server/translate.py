@@ -1,33 +1,26 @@
 """From a request's body to what the engine takes: prompts as token ids, sampling parameters."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from octavo.core.errors import ContextLengthError, InvalidRequestError, NotFoundError
 from octavo.core.ids import TokenId
 from octavo.core.sampling import SamplingParams
 from octavo.engine.outputs import ModelInfo
-from octavo.server.conversation import Conversations, RenderedChat
+from octavo.server.conversation import ChatNames, Conversations, RenderedChat
 from octavo.server.job import Job, PreparedPrompt
 from octavo.server.ports import Tokenizer
 from octavo.server.protocol.chat import ChatRequest
 from octavo.server.protocol.common import GenerationRequest
 from octavo.server.protocol.completions import CompletionRequest, Prompt
+from octavo.server.structured import structured_output
 from octavo.server.tools.output import PLAIN, OutputFormat
 from octavo.server.tools.reasoning import CLOSE, OPEN
 from octavo.server.tools.styles import ToolStyle
 
 MAX_CHOICES: Final = 2048
 """Most completions in one answer: prompts times n."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatNames:
-    """What the API that a conversation came through calls its fields, for refusals."""
-
-    messages: str = "messages"
-    max_tokens: str = "max_completion_tokens"
 
 
 class Translator:
@@ -40,7 +33,7 @@ class Translator:
         served_names: Sequence[str],
         tool_style: ToolStyle | None = None,
     ) -> None:
-        self.conversations = Conversations(tokenizer.chat_template, tool_style)
+        self._conversations = Conversations(tokenizer.chat_template, tool_style)
         self._tokenizer = tokenizer
         self._info = info
         self._served_names = tuple(served_names)
@@ -100,7 +93,7 @@ class Translator:
         if request.top_logprobs is not None and not request.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs: true.", param="top_logprobs")
         asked = _asked_tokens(request)
-        chat, ids = self.prompt_of(request)
+        chat, ids = self.prompt_of(request, names)
         ids = self._truncated(ids, request.truncate_prompt_tokens, asked or 1)
         if not ids:
             raise InvalidRequestError(
@@ -118,13 +111,15 @@ class Translator:
         prompt = PreparedPrompt(tuple(ids), chat.text, sampling)
         return _job(request, model, [prompt], chat.output)
 
-    def prompt_of(self, request: ChatRequest) -> tuple[RenderedChat, list[TokenId]]:
+    def prompt_of(
+        self, request: ChatRequest, names: ChatNames
+    ) -> tuple[RenderedChat, list[TokenId]]:
         """Return a conversation's text and its token ids.
 
         Raises:
             RequestError: the model has no template, or the messages do not suit it.
         """
-        chat = self.conversations.render(request)
+        chat = self._conversations.render(request, names)
         ids = self._tokenizer.encode(chat.text, add_special_tokens=request.add_special_tokens)
         return chat, ids
 
@@ -170,20 +165,20 @@ class Translator:
 
     def _prompt_ids(self, prompt: Prompt, where: str, *, add_special: bool) -> list[TokenId]:
         if not isinstance(prompt, str):
-            self._check_ids(prompt, where)
+            self.check_ids(prompt, where, param="prompt")
             return prompt
         ids = self._tokenizer.encode(prompt, add_special_tokens=add_special)
         return ids or [self._document_start()]
 
-    def _check_ids(self, ids: Sequence[TokenId], where: str) -> None:
+    def check_ids(self, ids: Sequence[TokenId], where: str, *, param: str) -> None:
+        """Refuse ids outside of the vocabulary."""
         size = self._info.vocab_size
-        if min(ids) >= 0 and max(ids) < size:
-            return
-        index = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < size)
-        raise InvalidRequestError(
-            f"{where}[{index}] must be a token id between 0 and {size - 1}, not {ids[index]}.",
-            param="prompt",
-        )
+        index = next((i for i, token_id in enumerate(ids) if not 0 <= token_id < size), None)
+        if index is not None:
+            raise InvalidRequestError(
+                f"{where}[{index}] must be a token id between 0 and {size - 1}, not {ids[index]}.",
+                param=param,
+            )
 
     def _document_start(self) -> TokenId:
         """Return the token that an empty prompt stands for."""
@@ -253,6 +248,7 @@ class Translator:
             skip_special_tokens=request.skip_special_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            structured_output=structured_output(request),
         )
 
     def _logit_bias(self, biases: Mapping[str, float]) -> dict[TokenId, float]:

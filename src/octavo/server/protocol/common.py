@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BeforeValidator, Field
 
+from octavo.server.protocol.structured import ResponseFormat, StructuredOutputs
 from octavo.server.protocol.validation import StrictModel, Unsupported, wrong
 
 MAX_PROMPT_LOGPROBS: Final = 20
@@ -18,14 +19,9 @@ UNSUPPORTED: Final[Mapping[str, Unsupported]] = {
     "length_penalty": Unsupported(LATER, neutral=(1.0, 1)),
     "allowed_token_ids": Unsupported(LATER),
     "bad_words": Unsupported(LATER),
-    "structured_outputs": Unsupported(LATER),
     "spaces_between_special_tokens": Unsupported(LATER, neutral=(True,)),
     "return_tokens_as_token_ids": Unsupported("use return_token_ids", neutral=(False,)),
     "stream_interval": Unsupported(LATER, neutral=(1,)),
-    "response_format": Unsupported(
-        "only {'type': 'text'} is; constrained output is not there yet",
-        neutral=({"type": "text"},),
-    ),
     "service_tier": Unsupported("there is one tier", neutral=("auto", "default")),
     "request_id": Unsupported("use the X-Request-Id header"),
 }
@@ -87,6 +83,8 @@ class GenerationRequest(StrictModel):
     """Send tokens as server-sent events as they come."""
     stream_options: StreamOptions | None = None
     """Only with ``stream``."""
+    response_format: ResponseFormat | None = None
+    """The shape of the output: text, any JSON object, JSON of a schema, or tags in text."""
     user: str | None = None
     safety_identifier: str | None = None
     metadata: dict[str, str] = Field(default_factory=dict)
@@ -117,6 +115,8 @@ class GenerationRequest(StrictModel):
     """Report the token ids of prompt and output."""
     priority: int = 0
     """Lower runs first; only 0 unless the scheduling policy is ``priority``."""
+    structured_outputs: StructuredOutputs | None = None
+    """The shape of the output: a schema, a regex, a choice, a grammar, or tags in text."""
     cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
     """Only requests with the same salt share cached prefixes."""
 
