@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from octavo.core.errors import ContextLengthError
+from octavo.core.structured import StructuredOutput
 from support_server import (
     BOS,
     CHAT,
