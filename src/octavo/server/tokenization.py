@@ -1,7 +1,7 @@
 """Text to token ids and back, without generating anything."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ class Tokenization:
         asked: TokenizeChat | TokenizeText
         if "messages" in data:
             asked = validate(TokenizeChat, data)
-            ids = self._conversation(asked)
+            ids = self._conversation(data)
         else:
             asked = validate(TokenizeText, data)
             ids = self.tokenizer.encode(asked.prompt, add_special_tokens=asked.add_special_tokens)
@@ -60,15 +60,9 @@ class Tokenization:
             "token_strs": labels if asked.return_token_strs else None,
         }
 
-    def _conversation(self, asked: TokenizeChat) -> list[TokenId]:
-        chat = ChatRequest(
-            messages=asked.messages,
-            tools=asked.tools,
-            add_generation_prompt=asked.add_generation_prompt,
-            continue_final_message=asked.continue_final_message,
-            add_special_tokens=asked.add_special_tokens,
-            chat_template_kwargs=asked.chat_template_kwargs,
-        )
+    def _conversation(self, data: Mapping[str, Any]) -> list[TokenId]:
+        shared = TokenizeChat.model_fields.keys() & ChatRequest.model_fields.keys()
+        chat = validate(ChatRequest, {name: data[name] for name in shared & data.keys()})
         return self.translator.prompt_of(chat, ChatNames())[1]
 
     def _detokenize(self, body: bytes) -> dict[str, Any]:
