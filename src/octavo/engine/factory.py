@@ -210,14 +210,27 @@ def _max_model_len(settings: EngineSettings, checkpoint: Checkpoint) -> int:
 
 def _num_blocks(settings: EngineSettings, spec: KVSpec, max_model_len: int) -> int:
     asked = settings.kv_cache_memory_bytes
+    available = available_memory_bytes()
     if asked is None:
-        budget = min(DEFAULT_KV_BYTES, int(available_memory_bytes() * KV_MEMORY_SHARE))
+        budget = min(DEFAULT_KV_BYTES, int(available * KV_MEMORY_SHARE))
+        if spec.block_bytes > budget:
+            raise SettingError(
+                f"--block-size {settings.block_size} makes a block of {spec.block_bytes} bytes, "
+                f"but there are {budget} for KV: choose a smaller block.",
+                name="--block-size",
+            )
         per_sequence = -(-max_model_len // spec.block_size)
-        return max(1, min(budget // spec.block_bytes, settings.max_num_seqs * per_sequence))
+        return min(budget // spec.block_bytes, settings.max_num_seqs * per_sequence)
     if asked < spec.block_bytes:
         raise SettingError(
             f"--kv-cache-memory-bytes must hold at least one block of {spec.block_bytes} bytes, "
             f"not {asked}.",
+            name="--kv-cache-memory-bytes",
+        )
+    if asked > available:
+        raise SettingError(
+            f"--kv-cache-memory-bytes must not exceed the {available} bytes of memory that are "
+            f"available, not {asked}.",
             name="--kv-cache-memory-bytes",
         )
     return asked // spec.block_bytes
