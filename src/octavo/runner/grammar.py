@@ -24,8 +24,9 @@ _MARK: Final = "\x02"
 
 
 def _limits() -> LLParserLimits:
-    """Return what a grammar may cost: to build, and at one token (10 ms or so)."""
+    """Return what a grammar may cost: to build, and at one token (some 10 ms)."""
     return LLParserLimits(
+        max_items_in_row=5_000,
         initial_lexer_fuel=500_000,
         step_lexer_fuel=100_000,
         step_max_items=20_000,
@@ -138,10 +139,7 @@ class GrammarCompiler:
             self._recent.popitem(last=False)
 
     def _compile(self, spec: StructuredOutput) -> CompiledGrammar:
-        try:
-            text = grammar_text(spec, self._vocabulary.special_texts)
-        except ValueError as error:  # llguidance cannot read the schema
-            raise _refusal(spec, str(error)) from None
+        text = grammar_text(spec, self._vocabulary.special_texts)
         matcher = LLMatcher(self.warm_up(), text, log_level=0, limits=_limits())
         if matcher.is_error():
             raise _refusal(spec, matcher.get_error())
@@ -164,9 +162,11 @@ def reason(message: str) -> str:
     """Return what one of llguidance's messages says, without position marks and source lines."""
     if message.startswith("NoExtension"):
         return "it matches no text"
+    if message.startswith("recursion limit"):
+        return "it is nested too deeply"
     lines = [line.strip() for line in message.splitlines()]
     said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     text = said[0] if said else next((line for line in lines if line), "unknown error")
-    text = re.sub(r"^(at )?\d+\(\d+\): ", "", text)
+    text = re.sub(r"^(at )?\d+\(\d+\): (invalid regex \".*\" \(in regex\): )?", "", text)
     text = text.removesuffix("<non-verbose/>").strip().rstrip(".")
     return text if len(text) <= MAX_REASON_CHARS else text[: MAX_REASON_CHARS - 1] + "…"
