@@ -19,6 +19,7 @@ class StructuredKind(StrEnum):
     CHOICE = "choice"
     GRAMMAR = "grammar"
     STRUCTURAL_TAG = "structural_tag"
+    TOOL_CALLS = "tool_calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,16 @@ class StructuredOutput:
         […]}``.
         """
         return cls(StructuredKind.STRUCTURAL_TAG, _dump(tags, param), param)
+
+    @classmethod
+    def tool_calls(cls, calls: Mapping[str, object], *, param: str = "tools") -> "StructuredOutput":
+        """Nothing but calls of tools.
+
+        ``calls`` is ``{"open": mark, "prefix": text, "choices": [{"begin", "schema", "end"}, …],
+        "separator": text, "close": text, "max_calls": number}``; the mark is a text, or a control
+        token's id.
+        """
+        return cls(StructuredKind.TOOL_CALLS, _dump(calls, param), param)
 
 
 def _dump(value: object, param: str) -> str:

@@ -62,6 +62,8 @@ def grammar_text(spec: StructuredOutput, special_texts: frozenset[str]) -> str:
             return LLMatcher.grammar_from_lark(spec.text)
         case StructuredKind.STRUCTURAL_TAG:
             return _of_tags(_load(spec), spec, special_texts)
+        case StructuredKind.TOOL_CALLS:
+            return _of_calls(_load(spec), spec)
 
 
 def _check_length(spec: StructuredOutput, limit: int) -> None:
@@ -157,6 +159,25 @@ def _of_tags(value: Any, spec: StructuredOutput, special_texts: frozenset[str]) 
     # StructTag takes triggers in angle brackets for control tokens, or none of them.
     bracketed = {t.trigger for t in tags if t.trigger.startswith("<") and t.trigger.endswith(">")}
     return StructTag.to_grammar(tags, assume_special=bracketed <= special_texts)
+
+
+def _of_calls(value: Any, spec: StructuredOutput) -> str:
+    """Return a Lark grammar: a mark, one to ``max_calls`` of the choices, what closes them."""
+    choices = _field(value, "choices", list, spec)
+    mark = value["open"]
+    opening = f"<[{mark}]>" if isinstance(mark, int) else json.dumps(mark)
+    opening += " " + json.dumps(value["prefix"])
+    separator, more = json.dumps(value["separator"]), value["max_calls"] - 1
+    rules = [
+        f"start: {opening} call ({separator} call){{0,{more}}} {json.dumps(value['close'])}",
+        "call: " + " | ".join(f"call_{index}" for index in range(len(choices))),
+    ]
+    for index, choice in enumerate(choices):
+        schema = json.dumps(_checked_schema(choice["schema"], spec))
+        begin, end = json.dumps(choice["begin"]), json.dumps(choice["end"])
+        rules += [f"call_{index}: {begin} arguments_{index} {end}"]
+        rules += [f"arguments_{index}: %json {schema}"]
+    return LLMatcher.grammar_from_lark("\n".join(rules))
 
 
 def _field(value: Any, name: str, kind: type, spec: StructuredOutput) -> Any:

@@ -40,6 +40,9 @@ class RenderedChat:
 
     text: str
     output: OutputFormat
+    tools: Sequence[ChatTool]
+    """What the model may call; one alone, if it must be that one."""
+    must_call: bool
 
 
 class Conversations:
@@ -83,7 +86,11 @@ class Conversations:
         )
         if request.continue_final_message:
             text = _up_to(request.messages[-1], text)
-        return RenderedChat(text, self._output(request, tools, text))
+        choice = request.tool_choice
+        if isinstance(choice, NamedTool):
+            tools = [tool for tool in tools if tool.function.name == choice.function.name]
+        must_call = choice == "required" or isinstance(choice, NamedTool)
+        return RenderedChat(text, self._output(request, tools, text), tools, must_call)
 
     def _variables(self, request: ChatRequest, names: ChatNames) -> dict[str, Any]:
         """Return the template's variables: the client's own win."""
@@ -102,7 +109,8 @@ class Conversations:
         return OutputFormat(
             calls=self._style if tools else None,
             tool_names=frozenset(tool.function.name for tool in tools),
-            single_call=not request.parallel_tool_calls,
+            single_call=not request.parallel_tool_calls
+            or isinstance(request.tool_choice, NamedTool),
             reasoning=self._reasons,
             in_reasoning=self._reasons and text.rstrip().endswith(OPEN),
         )

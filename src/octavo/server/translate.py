@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 from octavo.core.errors import ContextLengthError, InvalidRequestError, NotFoundError
 from octavo.core.ids import TokenId
 from octavo.core.sampling import SamplingParams
+from octavo.core.structured import StructuredOutput
 from octavo.engine.outputs import ModelInfo
 from octavo.server.conversation import ChatNames, Conversations, RenderedChat
 from octavo.server.job import Job, PreparedPrompt
@@ -15,6 +16,7 @@ from octavo.server.protocol.chat import ChatRequest
 from octavo.server.protocol.common import GenerationRequest
 from octavo.server.protocol.completions import CompletionRequest, Prompt
 from octavo.server.structured import structured_output
+from octavo.server.tools.constraint import forced_calls, strict_calls
 from octavo.server.tools.output import PLAIN, OutputFormat
 from octavo.server.tools.reasoning import CLOSE, OPEN
 from octavo.server.tools.styles import ToolStyle
@@ -106,10 +108,37 @@ class Translator:
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             prompt_logprobs=request.prompt_logprobs,
         )
-        if self._shows_control_tokens(chat.output):
-            sampling = replace(sampling, skip_special_tokens=False)
+        constraint = self._tool_constraint(chat, sampling.structured_output)
+        output = chat.output
+        if sampling.structured_output is not None or chat.must_call:
+            # What is constrained from its first token on has no room for reasoning.
+            output = replace(output, reasoning=False, in_reasoning=False)
+        sampling = replace(
+            sampling,
+            structured_output=constraint,
+            skip_special_tokens=sampling.skip_special_tokens and not self._control_marks(output),
+        )
         prompt = PreparedPrompt(tuple(ids), chat.text, sampling)
-        return _job(request, model, [prompt], chat.output)
+        return _job(request, model, [prompt], output)
+
+    def _tool_constraint(
+        self, chat: RenderedChat, asked: StructuredOutput | None
+    ) -> StructuredOutput | None:
+        """Return what the answer's shape must be, so that calls are as the request wants them."""
+        style = chat.output.calls
+        if style is None:
+            return asked
+        if asked is not None and chat.must_call:
+            raise InvalidRequestError(
+                f"{asked.param} and a tool_choice that demands a call exclude each other.",
+                param=asked.param,
+            )
+        marks = self._control_marks(chat.output)
+        if chat.must_call:
+            mark = marks.get(style.mark, style.mark)
+            single = chat.output.single_call
+            return forced_calls(style, chat.tools, single=single, mark=mark)
+        return asked if asked is not None or marks else strict_calls(style, chat.tools)
 
     def prompt_of(
         self, request: ChatRequest, names: ChatNames
@@ -129,15 +158,13 @@ class Translator:
             return ids
         return ids[-(max(1, self._info.max_model_len - reserved) if limit == -1 else limit) :]
 
-    def _shows_control_tokens(self, output: OutputFormat) -> bool:
-        """Whether what is looked for in the answer is written in control tokens."""
+    def _control_marks(self, output: OutputFormat) -> dict[str, TokenId]:
+        """Return what is looked for in the answer that is written in control tokens."""
         marks = [output.calls.mark] if output.calls is not None else []
         marks += [OPEN, CLOSE] if output.reasoning else []
         control = self._tokenizer.special_token_ids
-        return any(
-            control.intersection(self._tokenizer.encode(mark, add_special_tokens=False))
-            for mark in marks
-        )
+        found = {mark: self._tokenizer.encode(mark, add_special_tokens=False) for mark in marks}
+        return {mark: ids[0] for mark, ids in found.items() if len(ids) == 1 and ids[0] in control}
 
     def served_name(self, name: str | None) -> str:
         if name is None:

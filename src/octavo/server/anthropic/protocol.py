@@ -7,6 +7,7 @@ from pydantic import Discriminator, Field, Tag
 
 from octavo.server.anthropic.blocks import AssistantContent, SystemContent, UserContent
 from octavo.server.protocol.common import LATER, NO_MEANING
+from octavo.server.protocol.structured import Schema
 from octavo.server.protocol.tools import MAX_TOOLS, FunctionName
 from octavo.server.protocol.validation import StrictModel, Unsupported
 
@@ -88,7 +89,7 @@ class Thinking(StrictModel):
     """Whether the model reasons before it answers."""
 
     unsupported: ClassVar[Mapping[str, Unsupported]] = {
-        "display": Unsupported("reasoning is always shown", neutral=("summarized", "full")),
+        "display": Unsupported("reasoning is always shown", neutral=("summarized",)),
     }
     differences: ClassVar[Mapping[str, str]] = {
         "budget_tokens": "not a bound: only max_tokens ends reasoning",
@@ -96,6 +97,26 @@ class Thinking(StrictModel):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
+
+
+class OutputFormat(StrictModel):
+    """JSON that a schema allows."""
+
+    type: Literal["json_schema"]
+    schema_: Schema = Field(alias="schema")
+    """The schema; what cannot be enforced is refused."""
+
+
+class OutputConfig(StrictModel):
+    """What form the answer has."""
+
+    unsupported: ClassVar[Mapping[str, Unsupported]] = {
+        "effort": Unsupported("use thinking"),
+        "task_budget": Unsupported(LATER),
+    }
+
+    format: OutputFormat | None = None
+    """JSON of a schema; free text if left out."""
 
 
 class Metadata(StrictModel):
@@ -121,6 +142,8 @@ class Prompt(StrictModel):
     """Whether it may, must or must not call them."""
     thinking: Thinking | None = None
     """Whether the model reasons; only for models whose chat template knows ``<think>``."""
+    output_config: OutputConfig | None = None
+    """What form the answer has."""
     cache_control: dict[str, Any] | None = None
 
 
@@ -128,8 +151,7 @@ _UNSUPPORTED: Final[Mapping[str, Unsupported]] = {
     "container": Unsupported(NO_MEANING),
     "mcp_servers": Unsupported("the server calls no tools itself"),
     "context_management": Unsupported(LATER),
-    "output_config": Unsupported(LATER),
-    "output_format": Unsupported(LATER),
+    "output_format": Unsupported("use output_config.format"),
     "speed": Unsupported("there is one speed", neutral=("standard",)),
     "inference_geo": Unsupported(NO_MEANING),
     "diagnostics": Unsupported(NO_MEANING),

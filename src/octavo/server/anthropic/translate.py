@@ -88,6 +88,10 @@ class MessagesTranslator:
                 for tool in request.tools
             ],
         }
+        form = None if request.output_config is None else request.output_config.format
+        if form is not None:
+            schema = {"name": "answer", "schema": form.schema_}
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
         choice = request.tool_choice
         if choice is not None:
             fields["tool_choice"] = _choice(choice)

@@ -83,7 +83,7 @@ class Response:
             "reasoning": {"effort": effort, "summary": None},
             "store": False,
             "temperature": request.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": _format(request)},
             "tool_choice": choice.model_dump() if isinstance(choice, NamedFunction) else choice,
             "tools": [tool.model_dump() for tool in request.tools],
             "top_p": request.top_p,
@@ -106,6 +106,13 @@ class Response:
             "output_tokens_details": {"reasoning_tokens": num_thought},
             "total_tokens": usage["total_tokens"],
         }
+
+
+def _format(request: ResponsesRequest) -> Event:
+    form = None if request.text is None else request.text.format
+    if form is None:
+        return {"type": "text"}
+    return form.model_dump(by_alias=True, exclude_none=True)
 
 
 class ResponseEvents:

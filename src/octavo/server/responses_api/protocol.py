@@ -6,6 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from octavo.server.protocol.common import LATER, NO_MEANING, StreamOptions
+from octavo.server.protocol.structured import JsonObjectFormat, JsonSchema
+from octavo.server.protocol.structured import TextFormat as PlainText
 from octavo.server.protocol.tools import MAX_TOOLS, FunctionName, ToolMode
 from octavo.server.protocol.validation import StrictModel, Unsupported, wrong
 from octavo.server.responses_api.items import Item
@@ -77,16 +79,38 @@ class ReasoningOptions(StrictModel):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
+class NamedSchema(JsonSchema):
+    """JSON that a schema allows."""
+
+    type: Literal["json_schema"]
+
+
+def _format_kind(form: Any) -> str | None:
+    kind = form.get("type") if isinstance(form, dict) else None
+    return f"@{kind}" if kind in ("text", "json_object", "json_schema") else None
+
+
+TextFormat = Annotated[
+    Annotated[PlainText, Tag("@text")]
+    | Annotated[JsonObjectFormat, Tag("@json_object")]
+    | Annotated[NamedSchema, Tag("@json_schema")],
+    Discriminator(
+        _format_kind,
+        custom_error_type="text.format",
+        custom_error_message="must be an object of type text, json_object or json_schema",
+    ),
+]
+
+
 class TextOptions(StrictModel):
     """What form the text has."""
 
     unsupported: ClassVar[Mapping[str, Unsupported]] = {
         "verbosity": Unsupported(NO_MEANING, neutral=("medium",)),
-        "format": Unsupported(
-            "only {'type': 'text'} is; constrained output is not there yet",
-            neutral=({"type": "text"},),
-        ),
     }
+
+    format: TextFormat | None = None
+    """Free text, any JSON object, or JSON that a schema allows."""
 
 
 def _read_input(value: Any) -> Any:

@@ -16,7 +16,7 @@ from octavo.server.responses_api.items import (
     ReasoningItem,
     ResultItem,
 )
-from octavo.server.responses_api.protocol import NamedFunction, ResponsesRequest
+from octavo.server.responses_api.protocol import NamedFunction, NamedSchema, ResponsesRequest
 from octavo.server.translate import Translator
 
 NAMES: Final = ChatNames(
@@ -72,10 +72,21 @@ def _chat(request: ResponsesRequest) -> ChatRequest:
                 for tool in request.tools
             ],
             "tool_choice": choice,
+            "response_format": _response_format(request),
             "parallel_tool_calls": request.parallel_tool_calls,
             "reasoning_effort": None if request.reasoning is None else request.reasoning.effort,
         },
     )
+
+
+def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
+    """Return the text's format in chat's words."""
+    form = None if request.text is None else request.text.format
+    if form is None:
+        return None
+    if not isinstance(form, NamedSchema):
+        return form.model_dump()
+    return {"type": "json_schema", "json_schema": {"name": form.name, "schema": form.schema_}}
 
 
 def _messages(items: Iterable[Item]) -> list[dict[str, Any]]:
