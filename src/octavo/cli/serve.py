@@ -38,6 +38,8 @@ def serve(
 
     if api_key == "":
         raise SettingError("--api-key must not be empty.", name="--api-key")
+    if served_model_name is not None and "" in served_model_name:
+        raise SettingError("--served-model-name must not be empty.", name="--served-model-name")
     set_up_logging(log_level)
     with listen(host, port) as listener:  # before anything slow: a port in use is told at once
         source = find_model(model)
