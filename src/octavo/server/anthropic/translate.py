@@ -111,9 +111,17 @@ def _choice(choice: ToolChoice) -> str | dict[str, Any]:
 
 
 def _is_begun(turn: Turn) -> bool:
+    """Whether a turn is text of the assistant's, which the answer goes on with."""
     if not isinstance(turn, AssistantTurn):
         return False
-    return isinstance(turn.content, str) or isinstance(turn.content[-1], TextBlock)
+    last = turn.content if isinstance(turn.content, str) else turn.content[-1]
+    if isinstance(last, TextBlock):
+        last = last.text
+    if isinstance(last, str) and not last.strip():
+        raise InvalidRequestError(
+            "messages must not end with an empty message of the assistant.", param="messages"
+        )
+    return isinstance(last, str)
 
 
 def _from_turn(turn: Turn) -> Iterator[dict[str, Any]]:
