@@ -3,15 +3,18 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
+from itertools import chain
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse
 
 from octavo import __version__
 from octavo.core.errors import RequestError
 from octavo.core.events import NullObserver, Observer
 from octavo.server.auth import KeyCheck
-from octavo.server.endpoints import BODIES, add_endpoints
+from octavo.server.docs_page import docs_page
+from octavo.server.endpoints import ROUTES, add_endpoints
 from octavo.server.errors import on_http_error, on_request_error
 from octavo.server.gate import Gate
 from octavo.server.generation import Generator
@@ -61,8 +64,8 @@ def build_app(
         version=__version__,
         lifespan=lifespan,
         redirect_slashes=False,
+        docs_url=None,  # FastAPI's page loads its scripts from elsewhere
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
     )
     app.add_middleware(
         Gate, keys=KeyCheck(api_key), lifecycle=lifecycle, observer=observer or NullObserver()
@@ -73,7 +76,9 @@ def build_app(
     translator = Translator(engine.tokenizer, engine.info, served_model_names, tool_style)
     add_endpoints(app, engine, generator, lifecycle, translator)
     _add_operations(app, Operations(engine, lifecycle, metrics, tuple(served_model_names)))
-    app.openapi = cache(lambda: describe(app, *BODIES))  # type: ignore[method-assign]
+    app.openapi = cache(lambda: describe(app, chain.from_iterable(ROUTES.values())))  # type: ignore[method-assign]
+    page = cache(lambda: docs_page(app.openapi()))
+    app.add_api_route("/docs", lambda: HTMLResponse(page()), include_in_schema=False)
     return app
 
 

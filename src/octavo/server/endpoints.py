@@ -1,5 +1,6 @@
 """What clients can ask of the model: every route that reads a body."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
@@ -21,23 +22,23 @@ from octavo.server.ports import Engine
 from octavo.server.protocol.chat import ChatRequest
 from octavo.server.protocol.completions import CompletionRequest
 from octavo.server.protocol.tokenize import DetokenizeRequest, TokenizeChat, TokenizeText
+from octavo.server.protocol.validation import StrictModel
 from octavo.server.responses_api.answers import ResponseEvents, response_body
 from octavo.server.responses_api.protocol import ResponsesRequest
 from octavo.server.responses_api.translate import ResponsesTranslator
 from octavo.server.tokenization import Tokenization
 from octavo.server.translate import Translator
 
-BODIES: Final = (
-    CompletionRequest,
-    ChatRequest,
-    ResponsesRequest,
-    MessagesRequest,
-    CountRequest,
-    TokenizeText,
-    TokenizeChat,
-    DetokenizeRequest,
-)
-"""Models of all bodies, for the server's own description."""
+ROUTES: Final[Mapping[str, tuple[type[StrictModel], ...]]] = {
+    "/v1/completions": (CompletionRequest,),
+    "/v1/chat/completions": (ChatRequest,),
+    "/v1/responses": (ResponsesRequest,),
+    "/v1/messages": (MessagesRequest,),
+    "/v1/messages/count_tokens": (CountRequest,),
+    "/tokenize": (TokenizeText, TokenizeChat),
+    "/detokenize": (DetokenizeRequest,),
+}
+"""Which bodies each path takes: one of these."""
 
 
 def add_endpoints(
@@ -60,6 +61,10 @@ def add_endpoints(
     _add_tokenization(app, engine, translator)
 
 
+def _body(path: str) -> dict[str, Any]:
+    return json_body(*ROUTES[path])
+
+
 def _add_openai(app: FastAPI, translator: Translator, shared: dict[str, Any]) -> None:
     completions = Handler(
         Endpoint("cmpl-", translator.completion, completion_body, completion_events), **shared
@@ -70,17 +75,17 @@ def _add_openai(app: FastAPI, translator: Translator, shared: dict[str, Any]) ->
         **shared,
     )
 
-    @app.post("/v1/completions", openapi_extra=json_body(CompletionRequest))
+    @app.post("/v1/completions", openapi_extra=_body("/v1/completions"))
     async def create_completion(request: Request) -> Response:
         """Complete one or several prompts."""
         return await completions(request)
 
-    @app.post("/v1/chat/completions", openapi_extra=json_body(ChatRequest))
+    @app.post("/v1/chat/completions", openapi_extra=_body("/v1/chat/completions"))
     async def create_chat_completion(request: Request) -> Response:
         """Answer a conversation."""
         return await chat(request)
 
-    @app.post("/v1/responses", openapi_extra=json_body(ResponsesRequest))
+    @app.post("/v1/responses", openapi_extra=_body("/v1/responses"))
     async def create_response(request: Request) -> Response:
         """Answer a conversation, as OpenAI's Responses API does; nothing is stored."""
         return await responses(request)
@@ -93,12 +98,12 @@ def _add_anthropic(app: FastAPI, translator: Translator, shared: dict[str, Any])
     )
     counter = TokenCounter(messages_translator, DEFAULT_MAX_BODY_BYTES)
 
-    @app.post("/v1/messages", openapi_extra=json_body(MessagesRequest))
+    @app.post("/v1/messages", openapi_extra=_body("/v1/messages"))
     async def create_message(request: Request) -> Response:
         """Answer a conversation, as Anthropic's Messages API does."""
         return await messages(request)
 
-    @app.post("/v1/messages/count_tokens", openapi_extra=json_body(CountRequest))
+    @app.post("/v1/messages/count_tokens", openapi_extra=_body("/v1/messages/count_tokens"))
     async def count_tokens(request: Request) -> Response:
         """Count the tokens of a conversation, as Anthropic's Messages API does."""
         return await counter(request)
@@ -107,12 +112,12 @@ def _add_anthropic(app: FastAPI, translator: Translator, shared: dict[str, Any])
 def _add_tokenization(app: FastAPI, engine: Engine, translator: Translator) -> None:
     tokenization = Tokenization(translator, engine.tokenizer, engine.info, DEFAULT_MAX_BODY_BYTES)
 
-    @app.post("/tokenize", openapi_extra=json_body(TokenizeText, TokenizeChat))
+    @app.post("/tokenize", openapi_extra=_body("/tokenize"))
     async def tokenize(request: Request) -> Response:
         """Return the token ids of a text or of a conversation."""
         return await tokenization.tokenize(request)
 
-    @app.post("/detokenize", openapi_extra=json_body(DetokenizeRequest))
+    @app.post("/detokenize", openapi_extra=_body("/detokenize"))
     async def detokenize(request: Request) -> Response:
         """Return the text of token ids."""
         return await tokenization.detokenize(request)

@@ -1,5 +1,6 @@
 """The server's own OpenAPI document: request bodies come from the models that check them."""
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -17,7 +18,7 @@ def json_body(*models: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def describe(app: FastAPI, *models: type[BaseModel]) -> dict[str, Any]:
+def describe(app: FastAPI, models: Iterable[type[BaseModel]]) -> dict[str, Any]:
     """Return the document of an application whose bodies are ``models``."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     _, schemas = models_json_schema(

@@ -27,6 +27,16 @@ UNSUPPORTED: Final[Mapping[str, Unsupported]] = {
 }
 
 
+DIFFERENCES: Final[Mapping[str, str]] = {
+    "user": "accepted; it changes nothing",
+    "safety_identifier": "accepted; it changes nothing",
+    "metadata": "accepted; it changes nothing, as no completion is stored",
+    "prompt_cache_key": "accepted; it changes nothing, as equal prefixes are cached without it",
+    "presence_penalty": "counts output tokens only",
+    "frequency_penalty": "counts output tokens only",
+}
+
+
 def _read_truncation(value: Any) -> Any:
     if type(value) is int and value != -1 and value < 1:
         raise wrong("must be a number of tokens of at least 1, or -1 for all that fit")
@@ -52,12 +62,11 @@ class StreamOptions(StrictModel):
 class GenerationRequest(StrictModel):
     """Fields that completions and chat share.
 
-    Ranges are those of ``SamplingParams``, which refuses what is outside them. ``user``,
-    ``safety_identifier``, ``metadata`` and ``prompt_cache_key`` are accepted and change nothing:
-    they inform OpenAI's own service (equal prefixes are cached here without a key).
+    Ranges are those of ``SamplingParams``, which refuses what is outside them.
     """
 
     unsupported: ClassVar[Mapping[str, Unsupported]] = UNSUPPORTED
+    differences: ClassVar[Mapping[str, str]] = DIFFERENCES
 
     model: str | None = None
     """One of the served names; the first of them if left out."""
@@ -68,9 +77,9 @@ class GenerationRequest(StrictModel):
     top_p: float = 1.0
     """Keep the likeliest tokens whose probabilities sum to this."""
     presence_penalty: float = 0.0
-    """-2 to 2; counts output tokens only."""
+    """-2 to 2."""
     frequency_penalty: float = 0.0
-    """-2 to 2; counts output tokens only."""
+    """-2 to 2."""
     logit_bias: dict[str, float] = Field(default_factory=dict)
     """Token id (as a string) to a bias of -100 to 100."""
     seed: int | None = None
