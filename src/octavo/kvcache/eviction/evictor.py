@@ -78,13 +78,12 @@ class Evictor:
 
     def record(self, use: PrefixUse, wish: Retention, now: float) -> None:
         """Take note of a sequence that is about to release its blocks."""
-        for index, block_id in enumerate(use.block_ids):
-            self._retention.note(
-                block_id,
-                wish,
-                now,
-                is_new=index >= use.num_hits and self._pool.block(block_id).num_uses == 1,
-            )
+        num_old = use.num_hits
+        while (
+            num_old < len(use.block_ids) and self._pool.block(use.block_ids[num_old]).num_uses > 1
+        ):
+            num_old += 1  # another sequence computed it at the same time
+        self._retention.note(use.block_ids, num_old, wish, now)
         self.policy.record(use)
 
     def released(self, block_id: BlockId) -> None:

@@ -11,29 +11,36 @@ from octavo.kvcache.eviction.worth_order import WorthOrder
 class Leader:
     """Decides from the hits of two shadow caches which of them to follow.
 
-    It begins with LRU. What the other one is ahead by since it was last behind must exceed a
-    margin before it changes sides (a CUSUM test), so what can be lost on a side is about one
-    margin and one turnover of the cache. Each return to LRU doubles the margin that the forecast
-    must show next time: a stream that fools it costs a number of turnovers that grows only with
-    the logarithm of the stream's length.
+    It begins with LRU, and follows the forecast once that has hit more by a margin since it was
+    last behind. From then on it keeps an account of what the forecast won and lost lately, and
+    returns to LRU when the account is overdrawn by a small margin. So a side that turns bad costs
+    about what it had won, one margin, and one turnover of the cache. Each return doubles the
+    margin asked of the forecast next time: a stream that fools it costs a number of turnovers
+    that grows only with the logarithm of the stream's length.
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self._base = max(8.0, num_blocks / 64)
-        self._margin = self._base
-        self._ahead = 0.0
+        self._overdraft = max(8.0, num_blocks / 64)
+        self._margin = self._overdraft
+        self._memory = 8.0 * num_blocks
+        """Touches over which the account forgets."""
+        self._account = 0.0
         self.forecast_leads = False
 
-    def compare(self, lru_hits: int, forecast_hits: int) -> None:
-        """Take in the hits, in blocks, that one use of a prefix had in either shadow."""
-        gain = lru_hits - forecast_hits if self.forecast_leads else forecast_hits - lru_hits
-        self._ahead = max(0.0, self._ahead + gain)
-        if self._ahead <= (self._base if self.forecast_leads else self._margin):
-            return
+    def compare(self, num_touches: int, lru_hits: int, forecast_hits: int) -> None:
+        """Take in what one use of a prefix hit in either shadow, in blocks."""
+        kept = max(0.0, 1.0 - num_touches / self._memory)
+        self._account = kept * self._account + forecast_hits - lru_hits
         if self.forecast_leads:
-            self._margin *= 2
-        self.forecast_leads = not self.forecast_leads
-        self._ahead = 0.0
+            if self._account < -self._overdraft:
+                self.forecast_leads = False
+                self._account = 0.0
+                self._margin *= 2
+            return
+        self._account = max(0.0, self._account)
+        if self._account > self._margin:
+            self.forecast_leads = True
+            self._account = 0.0
 
 
 class PredictedReuse:
@@ -69,9 +76,9 @@ class PredictedReuse:
         self._marks.update(
             (block, (kind, tick)) for block, kind in zip(use.block_ids, kinds, strict=True)
         )
-        self._leader.compare(
-            self._shadow_lru.use(use.keys), self._shadow_forecast.use(use.keys, kinds, tick)
-        )
+        lru_hits = self._shadow_lru.use(use.keys)
+        forecast_hits = self._shadow_forecast.use(use.keys, kinds, tick)
+        self._leader.compare(len(use.keys), lru_hits, forecast_hits)
 
     def add(self, block: CachedBlock) -> None:
         """Take a candidate into both orders."""

@@ -1,9 +1,13 @@
 """What requests asked for the blocks that they used: priority, and for how long."""
 
 import heapq
+from collections.abc import Sequence
+from typing import Final
 
 from octavo.core.ids import BlockId
 from octavo.core.request import DEFAULT_RETENTION_PRIORITY, Retention
+
+_NEVER: Final = float("inf")
 
 
 class BlockRetention:
@@ -14,25 +18,29 @@ class BlockRetention:
     """
 
     def __init__(self) -> None:
-        self._wishes: dict[BlockId, tuple[int, float | None]] = {}
+        self._wishes: dict[BlockId, tuple[int, float]] = {}
         self._expiries: list[tuple[float, BlockId]] = []
 
-    def note(self, block_id: BlockId, wish: Retention, now: float, *, is_new: bool) -> None:
-        """Take in what the user of a block asked for; ``is_new``: nobody had it before."""
-        held, expiry = self._wishes.get(block_id, (DEFAULT_RETENTION_PRIORITY, None))
-        if not is_new and wish.priority < held:
+    def note(self, block_ids: Sequence[BlockId], num_old: int, wish: Retention, now: float) -> None:
+        """Take in what a user of blocks asked for; the first ``num_old`` had users before."""
+        if wish.priority == DEFAULT_RETENTION_PRIORITY and not self._wishes:
             return
-        if wish.priority == DEFAULT_RETENTION_PRIORITY:
+        expiry = _NEVER if wish.ttl_s is None else now + wish.ttl_s
+        for index, block_id in enumerate(block_ids):
+            self._note(block_id, wish.priority, expiry, is_old=index < num_old)
+
+    def _note(self, block_id: BlockId, priority: int, expiry: float, *, is_old: bool) -> None:
+        held, held_until = self._wishes.get(block_id, (DEFAULT_RETENTION_PRIORITY, _NEVER))
+        if is_old and priority < held:
+            return
+        if priority == DEFAULT_RETENTION_PRIORITY:
             self._wishes.pop(block_id, None)
             return
-        new_expiry = None if wish.ttl_s is None else now + wish.ttl_s
-        if wish.priority == held and block_id in self._wishes:
-            new_expiry = (
-                None if None in (expiry, new_expiry) else max(expiry or 0.0, new_expiry or 0.0)
-            )
-        self._wishes[block_id] = (wish.priority, new_expiry)
-        if new_expiry is not None:
-            heapq.heappush(self._expiries, (new_expiry, block_id))
+        if priority == held:
+            expiry = max(expiry, held_until)
+        self._wishes[block_id] = (priority, expiry)
+        if expiry != _NEVER:
+            heapq.heappush(self._expiries, (expiry, block_id))
 
     def priority(self, block_id: BlockId) -> int:
         """Return the priority that holds now."""
