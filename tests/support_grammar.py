@@ -1,12 +1,15 @@
 """Engines that follow grammars, around a toy model whose tastes a test chooses."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jsonschema import Draft202012Validator, ValidationError
+from jsonschema.validators import extend, validator_for
 from numpy.typing import NDArray
 
 from octavo.core.plan import ModelRunnerOutput, SchedulerOutput
@@ -62,6 +65,7 @@ class Setup:
     parts: EngineParts
     runner: CountingRunner
     compiler: GrammarCompiler
+    rows: GrammarRows
 
 
 def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
@@ -87,6 +91,7 @@ def grammar_setup(
     model = TastefulModel(tokenizer, taste, num_blocks=num_blocks)
     compiler = GrammarCompiler(vocabulary(tokenizer))
     size = tokenizer.vocab_size
+    rows = GrammarRows(compiler, vocab_size=size, jump_forward=jump_forward)
     runner = CountingRunner(
         Runner(
             model,
@@ -95,7 +100,7 @@ def grammar_setup(
             max_model_len=max_model_len,
             max_num_seqs=8,
             vocab_size=size,
-            grammars=GrammarRows(compiler, vocab_size=size, jump_forward=jump_forward),
+            grammars=rows,
         )
     )
     parts = fake_parts(
@@ -108,7 +113,7 @@ def grammar_setup(
         end_token_ids=tokenizer.end_token_ids,
         **sizes,
     )
-    return Setup(replace(parts, grammars=compiler), runner, compiler)
+    return Setup(replace(parts, grammars=compiler), runner, compiler, rows)
 
 
 @dataclass(frozen=True)
@@ -175,12 +180,25 @@ def _answer(deltas: Sequence[Any]) -> Answer:
     )
 
 
-def fits(schema: Mapping[str, Any] | bool, text: str) -> bool:
-    """Whether a text is JSON that a schema allows, says the ``jsonschema`` library."""
-    import jsonschema
+def _search_pattern(
+    validator: Any, pattern: str, instance: object, schema: Any
+) -> Iterator[ValidationError]:
+    r"""Check ``pattern`` as the specification has it: \w and \d are ASCII, unlike in Python."""
+    for theirs, ours in ((r"\w", "[A-Za-z0-9_]"), (r"\W", "[^A-Za-z0-9_]"), (r"\d", "[0-9]")):
+        pattern = pattern.replace(theirs, ours)
+    if isinstance(instance, str) and not re.search(pattern, instance):
+        yield ValidationError(f"{instance!r} does not match {pattern!r}")
 
+
+def fits(schema: Mapping[str, Any] | bool, text: str) -> bool:
+    """Whether a text is JSON that a schema allows, says the ``jsonschema`` library.
+
+    Raises:
+        re.error: the schema has a pattern that this library cannot read.
+    """
+    kind = validator_for(schema, default=Draft202012Validator)
     try:
-        jsonschema.Draft202012Validator(schema).validate(json.loads(text))
-    except (ValueError, jsonschema.ValidationError):
+        extend(kind, {"pattern": _search_pattern})(schema).validate(json.loads(text))
+    except (ValueError, ValidationError):
         return False
     return True
