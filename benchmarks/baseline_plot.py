@@ -7,7 +7,7 @@ from typing import Final
 
 from baseline_results import PARTS, Result
 
-COLOURS: Final = ("#1b6ca8", "#e0a030", "#c8553d", "#8a6fae", "#d9d9d9")
+COLOURS: Final = ("#1b6ca8", "#7fb2d9", "#e0a030", "#c8553d", "#8a6fae", "#d9d9d9")
 LINES: Final = ("#c8553d", "#e0a030", "#b8860b", "#8a6fae", "#888888", "#3a9a6a", "#1b6ca8")
 WIDTH: Final = 760
 LEFT: Final = 130
@@ -43,7 +43,7 @@ def memory_chart(results: Mapping[str, Result]) -> str:
             (result.memory[part], colour) for part, colour in zip(PARTS, COLOURS, strict=False)
         ]
         free = 1.0 - sum(share for share, _ in parts)
-        rows.append((name, [*parts, (max(free, 0.0), COLOURS[4])], ""))
+        rows.append((name, [*parts, (max(free, 0.0), COLOURS[-1])], ""))
     keys = zip((*PARTS, "free"), COLOURS, strict=True)
     legend = " ".join(f"<span style='color:{colour}'>■</span> {part}" for part, colour in keys)
     return f"<h2>KV memory by use</h2><p>{legend}</p>" + _bars(rows)

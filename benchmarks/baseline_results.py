@@ -13,7 +13,7 @@ from octavo.scheduler.occupancy import KVOccupancy
 from octavo.scheduler.outcome import StepUpdate
 
 PERCENTILES: Final = (0.5, 0.9, 0.99)
-PARTS: Final = ("stored", "reserved", "internal", "external")
+PARTS: Final = ("stored", "pending", "reserved", "internal", "external")
 
 
 @dataclass
@@ -38,8 +38,8 @@ class MemoryAccount:
 
     @property
     def waste_ratio(self) -> float:
-        """Time-averaged share of the allocated slots that held no token."""
-        return 1.0 - self.sums["stored"] / self.sums["allocated"]
+        """Time-averaged share of the allocated slots that belonged to no token."""
+        return (self.sums["reserved"] + self.sums["internal"]) / self.sums["allocated"]
 
 
 @dataclass

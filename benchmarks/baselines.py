@@ -13,8 +13,10 @@ contiguous. What is not, in their favour: padding of prompts, computing for sequ
 and that FasterTransformer answers only at the end of a batch. Static batches compute all their
 prompts in one step; the others share one token budget, so Orca's long prompts are chunked here.
 
-KV waste is the time-averaged share of allocated slots that hold no token: in the last partial
-block, not computed yet, or reserved for tokens to come (or never to come).
+KV waste is the time-averaged share of allocated slots that belong to no token: the rest of the last
+block, and what is reserved for tokens to come (or never to come). Slots of prompt tokens that are
+computed in a later step of their prefill are listed apart (pending). Blocks that only the prefix
+cache holds are free: they are given up for any request.
 """
 
 import argparse

@@ -223,17 +223,31 @@ def test_occupancy_tells_the_kinds_of_waste():
         harness.add("b", [0, 1, 0], max_tokens=4)
         harness.step()
         seen = harness.scheduler.occupancy()
-        assert seen.num_stored + seen.num_reserved + seen.num_internal == seen.num_allocated
-        found[reservation] = (seen.num_stored, seen.num_reserved, seen.num_internal)
-        assert seen.waste_ratio == 1 - seen.num_stored / seen.num_allocated
+        found[reservation] = (
+            seen.num_stored,
+            seen.num_pending,
+            seen.num_reserved,
+            seen.num_internal,
+        )
+        assert sum(found[reservation]) == seen.num_allocated
+        assert seen.waste_ratio == sum(found[reservation][2:]) / seen.num_allocated
         # b would take 24 slots under max; 16 are left, one run that is too short for it
         assert seen.num_external == (16 if reservation == "max" else 0)
     assert found == {
-        "paged": (3, 1, 0),
-        "oracle": (3, 3, 2),
-        "pow2": (3, 3, 2),
-        "max": (3, 3, 18),
+        "paged": (3, 1, 0, 0),
+        "oracle": (3, 1, 2, 2),
+        "pow2": (3, 1, 2, 2),
+        "max": (3, 1, 2, 18),
     }
+
+
+def test_a_prefill_under_way_is_no_waste():
+    """Turns red if slots of prompt tokens to be computed count as stored, or as waste."""
+    harness = harness_of(Kind(), num_blocks=10, block_size=4, budget=5)
+    harness.add("a", [0, 1] * 5, max_tokens=3)
+    harness.step()
+    seen = harness.scheduler.occupancy()
+    assert (seen.num_stored, seen.num_pending, seen.num_reserved) == (5, 5, 2)
 
 
 def test_occupancy_counts_a_shared_block_once():

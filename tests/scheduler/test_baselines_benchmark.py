@@ -33,7 +33,7 @@ def test_one_command_compares_all_systems(tmp_path, how):
     assert len({run["num_output_tokens"] for run in runs}) == 1
     for run in runs:
         share = run["kv_share_of_pool"]
-        used = share["stored"] + share["reserved"] + share["internal"]
+        used = sum(share[part] for part in ("stored", "pending", "reserved", "internal"))
         assert used == pytest.approx(share["allocated"])
         assert share["allocated"] + share["external"] <= 1 + 1e-9
         assert run["num_requests"] == 6

@@ -14,7 +14,8 @@ from octavo.scheduler.sequence import Sequence
 class KVOccupancy:
     """Token slots of the pool by what they are for (after figure 2 of the PagedAttention paper).
 
-    ``allocated = stored + reserved + internal``; a block that several sequences share counts once.
+    ``allocated = stored + pending + reserved + internal``; a block that several sequences share
+    counts once.
     """
 
     num_total: int
@@ -22,8 +23,10 @@ class KVOccupancy:
     """In blocks of running sequences."""
     num_stored: int
     """Of these, holding the KV of a token."""
+    num_pending: int
+    """Of these, waiting for the KV of a token that is known: a prefill is under way."""
     num_reserved: int
-    """Of these, empty, but the sequence may still fill it."""
+    """Of these, empty: for a token that the sequence may still generate."""
     num_internal: int
     """Of these, never to be filled: past the longest that the sequence can become."""
     num_external: int
@@ -31,8 +34,12 @@ class KVOccupancy:
 
     @property
     def waste_ratio(self) -> float:
-        """Share of the allocated slots that hold no token, 0 to 1; 0 with nothing allocated."""
-        return 1.0 - self.num_stored / self.num_allocated if self.num_allocated else 0.0
+        """Share of the allocated slots that belong to no token, 0 to 1; 0 with nothing allocated.
+
+        Those of a prefill under way do belong to one. What is external is not allocated.
+        """
+        wasted = self.num_reserved + self.num_internal
+        return wasted / self.num_allocated if self.num_allocated else 0.0
 
 
 def measure_occupancy(
@@ -46,24 +53,30 @@ def measure_occupancy(
         next_num_slots: what the next sequence in line would take; 0 if nobody waits.
     """
     size = cache.config.block_size
-    stored: dict[BlockId, int] = {}
-    fillable: dict[BlockId, int] = {}
+    full = (size, size, size)
+    # How far each block is filled: with KV, with known tokens, and at most in the end.
+    blocks: dict[BlockId, tuple[int, ...]] = {}
     for sequence in running:
-        final = max(final_num_slots(sequence), sequence.num_computed)
+        computed = sequence.num_computed
+        final = max(final_num_slots(sequence), computed)
+        known = max(min(sequence.num_tokens, final), computed)
         for index, block_id in enumerate(cache.tables[sequence.sequence_id].block_ids):
             start = index * size
-            num_stored = min(max(sequence.num_computed - start, 0), size)
-            num_fillable = min(max(final - start, 0), size)
-            stored[block_id] = max(stored.get(block_id, 0), num_stored)
-            fillable[block_id] = max(fillable.get(block_id, 0), num_fillable)
-    num_stored, num_fillable = sum(stored.values()), sum(fillable.values())
-    num_allocated = len(stored) * size
+            filled: tuple[int, ...] = full
+            if start + size > computed:
+                filled = tuple(min(max(end - start, 0), size) for end in (computed, known, final))
+            shared = blocks.get(block_id, filled)
+            blocks[block_id] = filled if shared is filled else tuple(map(max, shared, filled))
+    columns = zip((0, 0, 0), *blocks.values(), strict=True)
+    num_stored, num_known, num_final = map(sum, columns)
+    num_allocated = len(blocks) * size
     return KVOccupancy(
         num_total=cache.config.num_blocks * size,
         num_allocated=num_allocated,
         num_stored=num_stored,
-        num_reserved=num_fillable - num_stored,
-        num_internal=num_allocated - num_fillable,
+        num_pending=num_known - num_stored,
+        num_reserved=num_final - num_known,
+        num_internal=num_allocated - num_final,
         num_external=_num_external(cache, -(-next_num_slots // size)) * size,
     )
 
