@@ -171,10 +171,9 @@ class World:
 
     def abort(self, item: Tracked) -> None:
         """The client gives up; a second abort finds nothing."""
-        stats = self.core.abort(item.request.request_id)
-        assert stats is not None
+        (stats,) = self.core.abort(item.request.request_id)
         self._end(item, stats, FinishReason.ABORT)
-        assert self.core.abort(item.request.request_id) is None
+        assert not self.core.abort(item.request.request_id)
         assert self.core.finish(item.request.request_id, len(item.token_ids)) is None
         self.check()
 

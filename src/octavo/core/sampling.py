@@ -114,14 +114,18 @@ class SamplingParams:
         """Number of completions computed at once: ``best_of``, or ``n``."""
         return self.n if self.best_of is None else self.best_of
 
+    @property
+    def num_reported(self) -> int:
+        """Number of completions that the engine reports on: a beam search keeps the others."""
+        return self.n if self.use_beam_search else self.num_branches
+
     def _check_branches(self) -> None:
         if self.best_of is not None:
             _check_int("best_of", self.best_of, self.n, 128)
         _check_real("length_penalty", self.length_penalty, -100.0, 100.0)
         if self.early_stopping not in (True, False, "never"):
             raise InvalidRequestError(
-                f'early_stopping must be true, false or "never", not '
-                f"{self.early_stopping!r:.100}.",
+                f'early_stopping must be true, false or "never", not {self.early_stopping!r:.100}.',
                 param="early_stopping",
             )
         if self.use_beam_search:

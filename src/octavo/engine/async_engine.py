@@ -111,26 +111,25 @@ class AsyncEngine:
         if not self.is_running:
             raise UnavailableError(self._failure or "The engine is not running.")
         _held = await self._compile(sampling.structured_output)
-        requests = self._requests.build(
+        request = self._requests.build(
             prompt_token_ids,
             sampling,
             request_id=request_id,
             priority=priority,
             cache_salt=cache_salt,
         )
-        queue = self._submit(requests)
-        live = {request.request_id for request in requests}
+        queue = self._submit(request)
+        num_live = sampling.n
         try:
-            while live:
+            while num_live:
                 item = await queue.get()
                 if isinstance(item, _Failure):
                     raise UnavailableError(item.message)
-                if item.finish_reason is not None:
-                    live.discard(requests[item.index].request_id)
+                num_live -= item.finish_reason is not None
                 yield item
         finally:
-            for name in live:
-                self._thread.send(Abort(name))
+            if num_live:
+                self._thread.send(Abort(request.request_id))
 
     async def _compile(self, spec: StructuredOutput | None) -> CompiledGrammar | None:
         """Return the grammar that a request wants; the caller holds it for the runner."""
@@ -142,18 +141,16 @@ class AsyncEngine:
             )
         return await self._grammars.compile(spec)
 
-    def _submit(self, requests: Sequence[Request]) -> asyncio.Queue[_Item]:
-        for request in requests:
-            if request.request_id in self._queues:
-                raise InvalidRequestError(
-                    f"A request named {request.request_id!r} is already running.",
-                    param="request_id",
-                )
+    def _submit(self, request: Request) -> asyncio.Queue[_Item]:
+        if request.request_id in self._queues:
+            raise InvalidRequestError(
+                f"A request named {request.request_id!r} is already running.",
+                param="request_id",
+            )
         queue: asyncio.Queue[_Item] = asyncio.Queue()
-        for index, request in enumerate(requests):
-            self._queues[request.request_id] = queue
-            self._processor.add(request, index)
-            self._thread.send(Add(request))
+        self._queues[request.request_id] = queue
+        self._processor.add(request)
+        self._thread.send(Add(request))
         self._idle.clear()
         return queue
 
@@ -169,8 +166,9 @@ class AsyncEngine:
             return
         for done in self._processor.process(outbox.outputs):
             if done.stopped_after is not None:
-                self._thread.send(Finish(done.request_id, done.stopped_after))
-            self._queues[done.request_id].put_nowait(done.delta)
+                self._thread.send(Finish(done.request_id, done.stopped_after, done.index))
+            for delta in done.deltas:
+                self._queues[done.request_id].put_nowait(delta)
         for request_id in self._processor.settle(outbox.finished):
             self._queues.pop(request_id, None)
         if not self._queues:

@@ -123,7 +123,7 @@ def build_engine(settings: EngineSettings, observer: Observer) -> EngineParts:
     info = _info(settings, backend, dtype, cache_config, scheduler_config)
     requests = RequestBuilder(
         identity=CacheIdentity(checkpoint.fingerprint, tokenizer.fingerprint, dtype),
-        check=Intake(scheduler_config, manager.num_slots).resolve_max_tokens,
+        check=Intake(scheduler_config, manager.num_slots, cache_config).resolve_max_tokens,
         clock=time.monotonic,
         chance=random.Random(settings.seed),
     )

@@ -132,24 +132,21 @@ class _Run:
         self._parts = parts
         self._processor = OutputProcessor(parts.tokenizer, NullObserver())
         self._deltas: dict[str, list[GenerationDelta]] = {}
-        self._parent: dict[RequestId, str] = {}
-        self._missing: dict[str, int] = {}
+        self._live: set[RequestId] = set()
         self._grammars: list[CompiledGrammar] = []
 
     def add(self, prompt: Sequence[TokenId], sampling: SamplingParams, name: str) -> None:
         try:
             if sampling.structured_output is not None and self._parts.grammars is not None:
                 self._grammars.append(self._parts.grammars.compile(sampling.structured_output))
-            requests = self._parts.requests.build(prompt, sampling, request_id=name)
+            request = self._parts.requests.build(prompt, sampling, request_id=name)
         except Exception:
             self._abort()
             raise
         self._deltas[name] = []
-        self._missing[name] = len(requests)
-        for index, request in enumerate(requests):
-            self._parent[request.request_id] = name
-            self._processor.add(request, index)
-            self._parts.core.add(request)
+        self._live.add(request.request_id)
+        self._processor.add(request)
+        self._parts.core.add(request)
 
     def finish(self, bar: Progress, held: HeldInterrupts) -> None:
         core = self._parts.core
@@ -158,9 +155,9 @@ class _Run:
                 held.check()
                 update = core.step()
                 for done in self._processor.process(update.outputs):
-                    self._deltas[self._parent[done.request_id]].append(done.delta)
+                    self._deltas[done.request_id] += done.deltas
                     if done.stopped_after is not None:
-                        stats = core.finish(done.request_id, done.stopped_after)
+                        stats = core.finish(done.request_id, done.stopped_after, done.index)
                         self._settle([stats] if stats is not None else [], bar)
                 self._settle(update.finished, bar)
         finally:
@@ -181,17 +178,15 @@ class _Run:
 
     def _settle(self, finished: Iterable[Any], bar: Progress) -> None:
         for request_id in self._processor.settle(finished):
-            name = self._parent.pop(request_id)
-            self._missing[name] -= 1
-            if not self._missing[name]:
-                bar.advance()
+            self._live.discard(request_id)
+            bar.advance()
 
     def _abort(self) -> None:
         """Leave nothing behind when the caller interrupts or a later prompt is refused."""
-        for request_id in list(self._parent):
+        for request_id in self._live:
             self._parts.core.abort(request_id)
             self._processor.drop(request_id)
-        self._parent.clear()
+        self._live.clear()
 
 
 def _join(deltas: Sequence[GenerationDelta]) -> CompletionOutput:

@@ -112,10 +112,25 @@ def _check_references(manager: KVCacheManager) -> None:
             block.references == expected,
             f"block {block.block_id} has {block.references} references, not {expected}",
         )
-        _require(
-            in_tree or entries[block.block_id] <= 1,
-            f"block {block.block_id} is shared but not in the tree",
-        )
+    _check_shared(manager)
+
+
+def _check_shared(manager: KVCacheManager) -> None:
+    """Whoever shares a block shares all those before it: tables are paths that part for good.
+
+    (A flat cache may know two equal blocks, so there only the depth must be the same.)
+    """
+    are_paths = isinstance(manager.tree, RadixTree)
+    places: dict[BlockId, tuple[int, BlockId | None]] = {}
+    for table in manager.tables.values():
+        parent: BlockId | None = None
+        for index, block_id in enumerate(table.block_ids):
+            found = places.setdefault(block_id, (index, parent))
+            _require(found[0] == index, f"block {block_id} is at two places of a prefix")
+            _require(
+                found[1] == parent or not are_paths, f"block {block_id} follows different blocks"
+            )
+            parent = block_id
 
 
 def _check_eviction_order(manager: KVCacheManager, tree: RadixTree) -> None:

@@ -8,6 +8,7 @@ from octavo.core.config import CacheConfig
 from octavo.core.errors import InvariantError, SettingError
 from octavo.core.events import CacheUsage
 from octavo.core.ids import BlockId, SequenceId, TokenId
+from octavo.core.plan import BlockCopy
 from octavo.core.request import DEFAULT_RETENTION, CacheIdentity, Retention
 from octavo.kvcache.block_pool import BlockPool
 from octavo.kvcache.block_table import BlockTable
@@ -40,6 +41,8 @@ class BlockNeed:
     num_available: int
     """Free and evictable blocks once the hit is locked; the longest run of free ones where
     sequences are contiguous."""
+    num_branches: int = 0
+    """Further branches of the request, which take a block each as soon as they diverge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,8 @@ class KVCacheManager:
         self._digest = digest
         self._tables: dict[SequenceId, BlockTable] = {}
         self._admissions: dict[SequenceId, _Admission] = {}
+        self._copies: dict[BlockId, BlockId] = {}
+        """Source by target, of copies that no plan has taken yet."""
         self._pins = PinnedPrefixes()
         self._now = 0.0
         policy = eviction or EVICTION_POLICIES.create(config.eviction_policy)
@@ -187,13 +192,13 @@ class KVCacheManager:
         num_tokens = len(block_ids) * self._block_size
         return CacheHit(identity, block_ids, num_tokens, self.tree.version)
 
-    def need(self, hit: CacheHit, num_tokens: int) -> BlockNeed:
+    def need(self, hit: CacheHit, num_tokens: int, num_branches: int = 0) -> BlockNeed:
         """Return what admitting ``num_tokens`` tokens with this hit takes. Changes nothing."""
         locked = sum(map(self.pool.is_cached, hit.block_ids))
         num_new = self._num_blocks(num_tokens) - len(hit.block_ids)
         if self.config.is_contiguous:
             return BlockNeed(num_new, max(map(len, self._free_runs()), default=0))
-        return BlockNeed(num_new, self.pool.num_available - locked)
+        return BlockNeed(num_new, self.pool.num_available - locked, num_branches)
 
     def admit(
         self,
@@ -227,23 +232,58 @@ class KVCacheManager:
             table.append(block_id)
         return True
 
-    def extend(self, sequence_id: SequenceId, num_tokens: int) -> bool:
-        """Make the table cover ``num_tokens`` tokens. All or nothing.
+    @property
+    def can_fork(self) -> bool:
+        """Whether sequences can share blocks while they run: not if each lies in one run."""
+        return not self.config.is_contiguous
+
+    def fork(self, parent: SequenceId, child: SequenceId, num_tokens: int) -> None:
+        """Let a new sequence share the blocks of its parent's first ``num_tokens`` tokens.
+
+        It takes no block, so it cannot fail; whoever first writes into a shared one copies it.
+
+        Raises:
+            InvariantError: the parent has no table, or the child has one.
+        """
+        if child in self._tables or not self.can_fork:
+            raise InvariantError(f"sequence {child} cannot be forked off {parent}")
+        table = self._table(parent).fork(self._num_blocks(num_tokens))
+        for block_id in table.block_ids:
+            self._acquire(block_id)
+        self._tables[child] = table
+        retention = self._admissions[parent].retention
+        self._admissions[child] = _Admission(table.num_committed, retention)
+
+    def extend(self, sequence_id: SequenceId, num_tokens: int, first_written: int) -> bool:
+        """Make the table cover ``num_tokens`` tokens, to be written from ``first_written`` on.
+
+        If others hold the block of the first token that is written, the sequence gets a copy
+        (copy-on-write); those after it are its own. All or nothing.
 
         Returns:
             Whether it covers them now; if not, nothing changed.
         """
         table = self._table(sequence_id)
-        num_new = self._num_blocks(num_tokens) - len(table.block_ids)
-        if num_new <= 0:
+        num_new = max(0, self._num_blocks(num_tokens) - len(table.block_ids))
+        index = first_written // self._block_size
+        copies = index < len(table.block_ids) and self._is_shared(table.block_ids[index])
+        if not num_new and not copies:
             return True
         if self.config.is_contiguous:
             raise InvariantError(f"sequence {sequence_id} outgrew the run reserved for it")
-        if num_new > self.pool.num_available:
+        if num_new + copies > self.pool.num_available:
             return False
+        if copies:
+            self._copy_on_write(table, index)
         for _ in range(num_new):
             table.append(self._allocate())
         return True
+
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        """Return the copies that the next plan must make before it writes, in their order."""
+        copies = tuple(BlockCopy(source, target) for target, source in self._copies.items())
+        self._copies.clear()
+        return copies
 
     def commit(
         self, sequence_id: SequenceId, token_ids: Sequence[TokenId], num_computed: int
@@ -288,8 +328,8 @@ class KVCacheManager:
         self._record(sequence_id, table)
         del self._tables[sequence_id], self._admissions[sequence_id]
         for block_id in reversed(table.block_ids):
-            self.pool.release(block_id)
-            self._evictor.released(block_id)
+            self._copies.pop(block_id, None)  # nobody else can hold the target of a pending copy
+            self._release(block_id)
 
     def reset(self) -> bool:
         """Forget every cached prefix.
@@ -300,8 +340,7 @@ class KVCacheManager:
         if self._tables:
             return False
         for block_id in self._pins.release_all():
-            self.pool.release(block_id)
-            self._evictor.released(block_id)
+            self._release(block_id)
         self._evictor.forget_all()
         return True
 
@@ -333,6 +372,19 @@ class KVCacheManager:
         if not self.pool.num_free:
             self._evictor.evict()
         return self.pool.allocate()
+
+    def _is_shared(self, block_id: BlockId) -> bool:
+        return self.pool.block(block_id).references > 1
+
+    def _copy_on_write(self, table: BlockTable, index: int) -> None:
+        source, target = table.block_ids[index], self._allocate()
+        self._copies[target] = source
+        table.replace(index, target)
+        self._release(source)
+
+    def _release(self, block_id: BlockId) -> None:
+        self.pool.release(block_id)
+        self._evictor.released(block_id)
 
     def _acquire(self, block_id: BlockId) -> None:
         if self.pool.is_cached(block_id):

@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from heapq import nsmallest
 
 from octavo.core.errors import InvariantError
 from octavo.core.ids import BlockId, SequenceId, TokenId
@@ -63,6 +64,14 @@ def choose_token(
 def score_token(before: Digest, token_id: TokenId) -> TokenLogprobs:
     """Return made-up logprobs of ``token_id`` after a sequence with the digest ``before``."""
     return TokenLogprobs(token_id, logprob=-10.0 * uniform(before, token_id), rank=1)
+
+
+def likeliest_tokens(
+    before: Digest, vocab_size: int, count: int
+) -> tuple[tuple[TokenId, float], ...]:
+    """Return the tokens with the highest made-up logprobs, likeliest first."""
+    scores = ((token_id, score_token(before, token_id).logprob) for token_id in range(vocab_size))
+    return tuple(nsmallest(count, scores, key=lambda item: (-item[1], item[0])))
 
 
 class FakeRunner:
@@ -139,7 +148,7 @@ class FakeRunner:
         for new in plan.new:
             if new.sequence_id in self._rows:
                 raise InvariantError(f"Sequence {new.sequence_id} is new, but was known already.")
-            self._rows[new.sequence_id] = _Row(new)
+            self._rows[new.sequence_id] = _Row(new, self._vocab_size)
         if len({item.sequence_id for item in plan.scheduled}) < len(plan.scheduled):
             raise InvariantError("A sequence is scheduled twice in one plan.")
 
@@ -155,8 +164,12 @@ class FakeRunner:
         return row
 
     def _check_writes(self, work: Sequence[tuple["_Row", ScheduledSequence]]) -> None:
-        """A block that is written has one holder; blocks that are shared are only read."""
-        holders = Counter(block_id for row in self._rows.values() for block_id in row.block_table)
+        """A block that is written has one holder; blocks that are shared are only read.
+
+        The tables of sequences that this plan does not schedule may be out of date; whoever loses
+        a block to another notices when it next reads it.
+        """
+        holders = Counter(block_id for row, _ in work for block_id in row.block_table)
         for row, item in work:
             first = item.start // self._block_size
             last = (item.start + len(item.token_ids) - 1) // self._block_size
@@ -207,11 +220,18 @@ class FakeRunner:
                 prompt_logprobs[sequence_id] = scores
             if item.samples:
                 before = self._memory[self._slot(row, len(row.token_ids) - 1)]
-                count = self._run_length(before)
-                sampled[sequence_id] = row.choose(before, count, self._vocab_size)
-                if row.sampling.logprobs is not None:
-                    logprobs[sequence_id] = row.score_chosen(before)
+                for branch in (row, *self._forks(row, item)):
+                    name = branch.sequence_id
+                    sampled[name] = branch.choose(before, self._run_length(before))
+                    if branch.sampling.logprobs is not None:
+                        logprobs[name] = branch.score_chosen(before)
         return ModelRunnerOutput(sampled, logprobs, prompt_logprobs, failed)
+
+    def _forks(self, row: "_Row", item: ScheduledSequence) -> list["_Row"]:
+        rows = [self._rows[sequence_id] for sequence_id in item.forks]
+        if any(fork.token_ids != row.token_ids or fork.block_table for fork in rows):
+            raise InvariantError(f"A fork has other tokens, or blocks already: {row.story}.")
+        return rows
 
     def _slot(self, row: "_Row", position: int) -> int:
         block_id = row.block_table[position // self._block_size]
@@ -226,8 +246,9 @@ class FakeRunner:
 class _Row:
     """What the fake runner expects of one sequence."""
 
-    def __init__(self, new: NewSequence) -> None:
+    def __init__(self, new: NewSequence, vocab_size: int) -> None:
         self.sequence_id = new.sequence_id
+        self._vocab_size = vocab_size
         self.sampling = new.sampling
         self.block_table: list[BlockId] = []
         self.token_ids = [*new.prompt_token_ids, *new.output_token_ids]
@@ -251,6 +272,8 @@ class _Row:
             self.block_table[item.first_block :] = item.block_ids
         stop = item.start + len(item.token_ids)
         if self._chosen and stop > len(self.token_ids):
+            if self.sampling.use_beam_search:  # the search chooses, from what was scored
+                self._chosen = item.token_ids[-1:]
             self.token_ids += self._chosen
             self._chosen = ()
             self._extend_digests()
@@ -261,7 +284,7 @@ class _Row:
         if item.samples and stop != len(self.token_ids):
             raise InvariantError(f"It samples before all its tokens have KV: {self.story}.")
 
-    def choose(self, before: Digest, count: int, vocab_size: int) -> tuple[TokenId, ...]:
+    def choose(self, before: Digest, count: int) -> tuple[TokenId, ...]:
         """Choose and remember the next ``count`` tokens."""
         first = len(self.token_ids) - len(self._new.prompt_token_ids)
         chosen: list[TokenId] = []
@@ -272,7 +295,7 @@ class _Row:
                 sampling=self.sampling,
                 seed=self._new.seed,
                 ending_token_ids=self._new.ending_token_ids,
-                vocab_size=vocab_size,
+                vocab_size=self._vocab_size,
             )
             chosen.append(token_id)
             before = digest([token_id], before)
@@ -283,7 +306,10 @@ class _Row:
         """Score the tokens that were just chosen."""
         scores = []
         for token_id in self._chosen:
-            scores.append(score_token(before, token_id))
+            score = score_token(before, token_id)
+            if num_top := self.sampling.logprobs:
+                score = replace(score, top=likeliest_tokens(before, self._vocab_size, num_top))
+            scores.append(score)
             before = digest([token_id], before)
         return tuple(scores)
 

@@ -75,6 +75,21 @@ class SequenceRows:
         row = Row(self._free.pop(), new, self._vocab_size)
         self._rows[new.sequence_id] = row
 
+    def forks(self, scheduled: ScheduledSequence) -> tuple[Row, ...]:
+        """Return the rows of the sequences that are to sample from the same logits.
+
+        Raises:
+            InvariantError: one of them has no row, or other tokens.
+        """
+        rows = tuple(row for name in scheduled.forks if (row := self._rows.get(name)) is not None)
+        stop = scheduled.start + len(scheduled.token_ids)
+        if len(rows) < len(scheduled.forks) or any(row.num_tokens != stop for row in rows):
+            raise InvariantError(
+                f"Sequence {scheduled.sequence_id} is to be forked into {scheduled.forks}, but "
+                f"not all of these have its {stop} tokens."
+            )
+        return rows
+
     def release(self, sequence_id: SequenceId) -> None:
         """Forget a sequence. One without a row is ignored: its first plan may have failed early."""
         row = self._rows.pop(sequence_id, None)

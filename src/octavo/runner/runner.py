@@ -14,7 +14,7 @@ from octavo.kernels.ops import StepFunction
 from octavo.runner.grammar_rows import GrammarRows, Mask
 from octavo.runner.input_batch import Chunk, build_batch, make_chunk, split_chunks
 from octavo.runner.logprobs import score_token, score_tokens
-from octavo.runner.rows import SequenceRows
+from octavo.runner.rows import Row, SequenceRows
 from octavo.runner.sampler import Sampler
 
 Float32 = NDArray[np.float32]
@@ -70,12 +70,13 @@ class Runner:
         self._update_rows(plan)
         if plan.copies:
             self._copy_blocks(plan.copies)
-        chunks = [make_chunk(self._rows.update(item), item) for item in plan.scheduled]
+        rows = self._rows
+        chunks = [make_chunk(rows.update(item), item, rows.forks(item)) for item in plan.scheduled]
         if self._grammars is not None:
             self._grammars.prepare(
-                (chunk.row.sequence_id, chunk.num_output_tokens)
+                (row.sequence_id, chunk.num_output_tokens)
                 for chunk in chunks
-                if chunk.samples
+                for row in chunk.sampling_rows
             )
         result = _Result()
         for batch in split_chunks(chunks, self._max_logits):
@@ -110,41 +111,43 @@ class Runner:
             first += chunk.num_logits
 
     def _sample(self, batch: Sequence[Chunk], logits: Float32, result: "_Result") -> None:
-        sampling = [chunk for chunk in batch if chunk.samples]
-        if not sampling:
+        rows: list[Row] = []
+        draws: list[int] = []
+        logits_rows: list[int] = []
+        end = 0
+        for chunk in batch:
+            end += chunk.num_logits
+            for row in chunk.sampling_rows:
+                rows.append(row)
+                draws.append(chunk.num_output_tokens)
+                logits_rows.append(end - 1)
+        if not rows:
             return
-        if len(sampling) < len(logits):
-            ends = np.cumsum([chunk.num_logits for chunk in batch])
-            logits = logits[
-                [end - 1 for chunk, end in zip(batch, ends, strict=True) if chunk.samples]
-            ]
-        sampled = self._sampler.sample(
-            logits,
-            [chunk.row.sampling for chunk in sampling],
-            [chunk.num_output_tokens for chunk in sampling],
-            self._masks(sampling, result),
-        )
-        for i, (chunk, token_id) in enumerate(zip(sampling, sampled.token_ids, strict=True)):
-            sequence_id = chunk.row.sequence_id
+        if logits_rows != list(range(len(logits))):
+            logits = logits[logits_rows]
+        states = [row.sampling for row in rows]
+        sampled = self._sampler.sample(logits, states, draws, self._masks(rows, result))
+        for i, (row, token_id) in enumerate(zip(rows, sampled.token_ids, strict=True)):
+            sequence_id = row.sequence_id
             if i in sampled.failures:
                 result.failed.setdefault(sequence_id, sampled.failures[i])
             if sequence_id in result.failed:
                 continue
             self._accept(sequence_id, token_id, result)
-            num_top = chunk.row.sampling.params.logprobs
+            num_top = row.sampling.params.logprobs
             if num_top is not None:
                 result.logprobs[sequence_id] = (score_token(logits[i], token_id, num_top),)
 
-    def _masks(self, sampling: Sequence[Chunk], result: "_Result") -> dict[int, Mask]:
+    def _masks(self, rows: Sequence[Row], result: "_Result") -> dict[int, Mask]:
         """Wait for the masks of the rows that have a grammar."""
         masks: dict[int, Mask] = {}
         if self._grammars is None:
             return masks
-        for i, chunk in enumerate(sampling):
+        for i, row in enumerate(rows):
             try:
-                mask = self._grammars.mask(chunk.row.sequence_id)
+                mask = self._grammars.mask(row.sequence_id)
             except GenerationError as error:
-                result.failed[chunk.row.sequence_id] = error.message
+                result.failed[row.sequence_id] = error.message
                 continue
             if mask is not None:
                 masks[i] = mask

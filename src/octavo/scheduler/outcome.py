@@ -12,7 +12,7 @@ from octavo.scheduler.stop import finish_reason
 
 @dataclass(frozen=True, slots=True)
 class StepUpdate:
-    """What a step brought its requests, in the order of the batch."""
+    """What a step brought its requests; beam searches come last."""
 
     outputs: tuple[SequenceOutput, ...] = ()
     """For each request that got tokens or ended; others have none."""
@@ -70,7 +70,7 @@ class StepOutcome:
         if sequence.sequence_id in result.completed and num_new == len(sampled):
             reason = FinishReason.STOP
         logprobs: tuple[TokenLogprobs, ...] = ()
-        if sequence.request.sampling.logprobs is not None:
+        if sequence.sampling.logprobs is not None:
             logprobs = result.logprobs.get(sequence.sequence_id, ())[:num_new]
             if len(logprobs) != num_new:
                 raise InvariantError("the runner left out logprobs", story=sequence.tell())
@@ -82,6 +82,17 @@ class StepOutcome:
         self._emit(sequence, (), (), FinishReason.LENGTH)
         return FinishReason.LENGTH
 
+    def add_found(
+        self, sequence: Sequence, tokens: tuple[TokenLogprobs, ...], reason: FinishReason
+    ) -> None:
+        """Emit a completion that a beam search found, all at once."""
+        for token in tokens:
+            sequence.token_ids.append(token.token_id)
+            self._time_token(sequence)
+        token_ids = tuple(token.token_id for token in tokens)
+        asked = sequence.sampling.logprobs is not None
+        self._emit(sequence, token_ids, tokens if asked else (), reason)
+
     def add_error(self, sequence: Sequence, error: str) -> None:
         """Emit the end of a request that failed."""
         output = SequenceOutput(
@@ -89,6 +100,7 @@ class StepOutcome:
             num_cached_tokens=sequence.num_cached_tokens,
             finish_reason=FinishReason.ERROR,
             error=error,
+            index=sequence.index,
         )
         self._outputs.append(output)
 
@@ -131,6 +143,7 @@ class StepOutcome:
             sequence.num_cached_tokens,
             reason,
             _stop_token(sequence, reason),
+            index=sequence.index,
         )
         self._outputs.append(output)
 
