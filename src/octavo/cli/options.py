@@ -119,6 +119,10 @@ MaxNumQueuedReqs = Annotated[
     int | None,
     typer.Option(min=0, help="Longest queue before requests get 429.", show_default="no bound"),
 ]
+ToolCallParser = Annotated[
+    Literal["auto", "hermes", "llama3", "mistral"],
+    typer.Option(help="How the model writes tool calls; auto looks at its chat template."),
+]
 MetricsPrefix = Annotated[
     str, typer.Option(help="First part of metric names; vllm: fits vLLM's dashboards.")
 ]

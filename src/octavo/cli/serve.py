@@ -25,6 +25,7 @@ def serve(
     prefix_cache: options.PrefixCache = "radix",
     scheduling_policy: options.SchedulingPolicy = "fcfs",
     seed: options.EngineSeed = None,
+    tool_call_parser: options.ToolCallParser = "auto",
     metrics_prefix: options.MetricsPrefix = "octavo:",
     shutdown_timeout: options.ShutdownTimeout = 30.0,
     log_level: options.LogLevel = "info",
@@ -64,6 +65,11 @@ def serve(
             debug_invariants=debug_invariants,
         )
         choices = ServerChoices(
-            names, api_key, metrics_prefix, max_num_queued_reqs, shutdown_timeout_s=shutdown_timeout
+            names,
+            api_key,
+            metrics_prefix,
+            max_num_queued_reqs,
+            shutdown_timeout_s=shutdown_timeout,
+            tool_call_parser=tool_call_parser,
         )
         run_server(settings, choices, listener)

@@ -19,7 +19,7 @@ class StructuredKind(StrEnum):
     CHOICE = "choice"
     GRAMMAR = "grammar"
     STRUCTURAL_TAG = "structural_tag"
-    TOOL_CALLS = "tool_calls"
+    TOOL_CALLS = "call_schema"
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,8 +168,9 @@ def _of_calls(value: Any, spec: StructuredOutput) -> str:
     opening = f"<[{mark}]>" if isinstance(mark, int) else json.dumps(mark)
     opening += " " + json.dumps(value["prefix"])
     separator, more = json.dumps(value["separator"]), value["max_calls"] - 1
+    others = f"({separator} call){{0,{more}}}" if more else ""
     rules = [
-        f"start: {opening} call ({separator} call){{0,{more}}} {json.dumps(value['close'])}",
+        f"start: {opening} call {others} {json.dumps(value['close'])}",
         "call: " + " | ".join(f"call_{index}" for index in range(len(choices))),
     ]
     for index, choice in enumerate(choices):
