@@ -1,4 +1,4 @@
-"""n and best_of: completions share the blocks of their prompt, and are those of separate requests."""
+"""n and best_of: completions share their prompt's blocks, and equal those of separate requests."""
 
 import pytest
 
