@@ -5,11 +5,11 @@
     python benchmarks/eviction.py --quick --plot eviction.svg
 
 Every policy replays the same prompts through the cache that serves (octavo.kvcache), one request
-after the other, without a model. ``optimum`` knows the future (Belady). "gap closed" is the share of
-the way from LRU to the optimum. A trace is a file of lines with ``hash_ids`` and ``input_length``
-(Mooncake), or with ``token_ids`` (then ``--block-size`` says how many make a block). Without
-``--trace`` the Mooncake conversation trace is taken from ``--shared``, the project's shared folder
-(by default ``../shared`` beside this clone).
+after the other, without a model. ``optimum`` knows the future (Belady); "gap" is the share closed
+of the way from LRU to the optimum. A trace is a file of lines with ``hash_ids`` and
+``input_length`` (Mooncake), or with ``token_ids`` (``--block-size`` says how many make a block).
+Without ``--trace`` the Mooncake conversation trace is taken from ``--shared``, the project's shared
+folder (by default ``../shared`` beside this clone).
 """
 
 import argparse
@@ -124,11 +124,11 @@ def timed(trace: CacheTrace, size: int, name: str) -> tuple[ReplayResult, float]
     """Replay under a policy, and say how long it took."""
     policy = Clairvoyant(trace) if name == OPTIMUM else name
     start = time.perf_counter()
-    result = replay(trace, size, policy, on_request=progress(trace, f"{name}, {size} blocks"))
+    result = replay(trace, size, policy, on_request=Progress(trace, f"{name}, {size} blocks"))
     return result, time.perf_counter() - start
 
 
-class progress:
+class Progress:
     """Says on a terminal how far a replay is."""
 
     def __init__(self, trace: CacheTrace, label: str) -> None:

@@ -36,7 +36,8 @@ def line_chart(title: str, x_label: str, curves: Mapping[str, Sequence[tuple[int
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'font-family="sans-serif"><rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n'
+        f'font-family="sans-serif"><rect width="100%" height="100%" fill="white"/>\n'
+        f"{body}\n</svg>\n"
     )
 
 
