@@ -6,10 +6,14 @@ from octavo.core.config import CacheConfig, SchedulerConfig
 from octavo.core.errors import ContextLengthError, InvalidRequestError, InvariantError
 from octavo.core.ids import TokenId
 from octavo.core.request import Request
+from octavo.core.sampling import SamplingParams
 from octavo.scheduler.stop import ending_token_ids
 
 MAX_TOKEN_ID: Final = 2**31 - 1
 """Largest token id where the vocabulary's size is not known."""
+
+BAN_BIAS: Final = -100.0
+"""The ``logit_bias`` that bans a token, however large its logit (``runner/sampler.py``)."""
 
 
 class Intake:
@@ -37,7 +41,8 @@ class Intake:
 
         Raises:
             ContextLengthError: it can never fit.
-            InvalidRequestError: its prompt is empty, or an id or a count is not in the vocabulary.
+            InvalidRequestError: its prompt is empty, an id is not in the vocabulary, or no token of
+                it may be chosen.
         """
         if request.sampling.seed is None:
             raise InvariantError(f"request {request.request_id!r} came without a seed")
@@ -92,16 +97,18 @@ class Intake:
         sampling = request.sampling
         self._check_ids("logit_bias", tuple(sampling.logit_bias))
         self._check_ids("stop_token_ids", sampling.stop_token_ids)
-        for name, count in (
-            ("logprobs", sampling.logprobs),
-            ("prompt_logprobs", sampling.prompt_logprobs),
-        ):
-            if count is not None and 0 < self._config.vocab_size < count:
-                raise InvalidRequestError(
-                    f"{name} must be at most the vocabulary's size ({self._config.vocab_size}), "
-                    f"not {count}.",
-                    param=name,
-                )
+        self._check_choice(sampling)
+
+    def _check_choice(self, sampling: SamplingParams) -> None:
+        """Refuse to ban every token: nothing could be chosen."""
+        banned = {token_id for token_id, bias in sampling.logit_bias.items() if bias <= BAN_BIAS}
+        if banned and sampling.min_tokens:  # until then, none of these may be chosen either
+            banned |= ending_token_ids(sampling, self._config.end_token_ids)
+        if 0 < self._config.vocab_size <= len(banned):
+            raise InvalidRequestError(
+                f"logit_bias must leave a token to choose: {BAN_BIAS:g} bans it.",
+                param="logit_bias",
+            )
 
     def _check_ids(self, param: str, token_ids: tuple[TokenId, ...]) -> None:
         highest = self._config.vocab_size - 1 if self._config.vocab_size else MAX_TOKEN_ID
