@@ -84,6 +84,23 @@ def test_cached_equals_uncached(folders: dict[str, Path], architecture: str) -> 
     assert not any(out.num_cached_tokens for out in off)
 
 
+@pytest.mark.parametrize(("length", "cached"), [(1500, 1488), (1504, 1488), (1505, 1504)])
+def test_a_long_prompt_twice(
+    tmp_path_factory: pytest.TempPathFactory, length: int, cached: int
+) -> None:
+    """Turns red when the second of two long prompts computes more than its last, partial block."""
+    folder = write_hf_folder(
+        tmp_path_factory.mktemp("long") / "llama",
+        "llama",
+        config_overrides={"max_position_embeddings": 2048},
+    )
+    llm = engine(folder, max_model_len=2048)
+    (prompt,) = prompts_of([length])
+    first, second = one_by_one(llm, [prompt, prompt])
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, cached)
+    assert_same([first], [second])
+
+
 @pytest.mark.parametrize("length", [15, 16, 17, 31, 32, 33, 48])
 def test_a_wholly_cached_prompt_is_still_scored(folders: dict[str, Path], length: int) -> None:
     """KV-01: turns red when the last block's registration or its recompute is off by one."""
@@ -249,7 +266,8 @@ def test_forked_equals_separate(folders: dict[str, Path], architecture: str, cac
             params = SamplingParams(seed=7 + index, **asked)
             alone = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0]
             assert alone.token_ids == completion.token_ids
-            assert alone.logprobs is not None and completion.logprobs is not None
+            assert alone.logprobs is not None
+            assert completion.logprobs is not None
             for one, other in zip(alone.logprobs, completion.logprobs, strict=True):
                 assert abs(one.logprob - other.logprob) < LOGPROB_TOLERANCE
 
@@ -278,5 +296,5 @@ def test_a_stop_string_in_one_branch_leaves_the_others(folders: dict[str, Path])
     for before, after in zip(free, stopped.outputs, strict=True):
         cut, found, _ = before.text.partition(stop)
         assert after.text == cut
-        assert (after.finish_reason is FinishReason.STOP) == bool(found)
+        assert (after.stop_reason == stop) == bool(found)
     assert llm.parts.core.stats().usage.num_used == 0
