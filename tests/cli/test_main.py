@@ -58,6 +58,8 @@ FLAGS = [
     "--no-enable-prefix-caching",
     "--enable-chunked-prefill",
     "--no-enable-chunked-prefill",
+    "--enable-jump-forward",
+    "--no-enable-jump-forward",
     "--scheduling-policy",
     "--api-key",
     "--seed",

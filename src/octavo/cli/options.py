@@ -92,6 +92,13 @@ PrefixCache = Annotated[
     Literal["radix", "flat"],
     typer.Option(help="What finds equal prefixes; flat (as in vLLM) is a baseline to compare."),
 ]
+JumpForward = Annotated[
+    bool,
+    typer.Option(
+        "--enable-jump-forward/--no-enable-jump-forward",
+        help="Take tokens that a schema or grammar forces without a forward pass each.",
+    ),
+]
 SchedulingPolicy = Annotated[Literal["fcfs", "priority"], typer.Option(help="Order of the queue.")]
 EngineSeed = Annotated[
     int | None,
