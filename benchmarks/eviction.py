@@ -48,8 +48,8 @@ def main() -> None:
     compare_on_trace(trace, args.sizes, args.policies, args.plot)
     sessions = args.shared / SESSIONS
     extra = {"miniswe sessions": read_sessions(sessions)} if sessions.is_dir() else {}
-    for size in args.sizes[:1] if args.quick else args.sizes[:2]:
-        made = streams(size, 4000 if args.quick else 20_000)
+    for size in args.stream_sizes:
+        made = streams(size, min(args.requests, 4000) if args.quick else args.requests)
         compare_on_streams({**made, **extra}, size, args.policies)
     scan(args.policies, 1000)
 
@@ -63,6 +63,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--block-size", type=int, default=16, help="for traces of token ids")
     parser.add_argument("--shared", type=Path, default=SHARED, help="the shared folder")
     parser.add_argument("--sizes", type=numbers, default=[1000, 3000, 10_000, 30_000])
+    parser.add_argument("--stream-sizes", type=numbers, default=[1000], help="for made streams")
+    parser.add_argument("--requests", type=int, default=8000, help="of each made stream")
     parser.add_argument("--policies", type=names, default=list(EVICTION_POLICIES.names))
     parser.add_argument("--quick", action="store_true", help="3,000 requests, small streams")
     parser.add_argument("--plot", type=Path, help="write an SVG chart of hit ratio by size")
@@ -112,7 +114,8 @@ def compare_on_trace(
             gap = (ratio - base) / (best - base) if best > base else 0.0
             speed = trace.num_touches / seconds * 60e-6
             times = f"{ratio / base:.3f}" if base else "-"
-            print(f"{size:7} {name:>9} {ratio:10.4f} {times:>7} {gap:6.1%} {speed:6.2f}")
+            row = f"{size:7} {name:>9} {ratio:10.4f} {times:>7} {gap:6.1%} {speed:6.2f}"
+            print(row, flush=True)
             curves.setdefault(name, []).append((size, ratio))
     if plot is not None:
         title = f"{trace.name}: share of prompt tokens found in the cache"

@@ -128,7 +128,7 @@ def test_predict_uses_the_room_there_is():
     """Turns red if the forecast never leads: LRU hits nothing of a loop that is too long."""
     trace = made_streams()["loop, too long"]
     assert sum(replay(trace, NUM_BLOCKS, "lru").hit_blocks) == 0
-    assert replay(trace, NUM_BLOCKS, "predict").token_hit_ratio > 0.6
+    assert replay(trace, NUM_BLOCKS, "predict").token_hit_ratio > 0.5
 
 
 def hot_ratio(policy, scan_share):

@@ -10,7 +10,7 @@ Kind = int
 
 _NUM_BINS_PER_OCTAVE = 3
 _NUM_OCTAVES = 11
-_MAX_TENANTS = 16
+_MAX_TENANTS = 8
 _SHARED_USES = 8
 
 
@@ -68,20 +68,20 @@ class ReuseForecast:
         self._tenants: dict[str, int] = {}
         self._curves: list[_Curve] = []
         self._worths: list[list[float]] = []
+        self._pooled = self._prior
         self._default = self._index(self._prior)
-        self._next_update = 0
-        self._decay = 0.5 ** (self._update_touches / self._max_history)
-        self.version = 0
-        """Grows whenever worths change."""
+        self._round_touches = max(4 * self._tick_touches, 1024)
+        """Touches in which every kind's worths are computed anew once."""
+        self._decay = 0.5 ** (self._round_touches / self._max_history)
+        self._due = 0.0
+        self._next_kind = 0
+        self._sum_reused = [0.0] * self._num_bins
+        self._sum_exposed = [0.0] * self._num_bins
 
     @property
     def tick(self) -> int:
         """The time."""
         return self._touches // self._tick_touches
-
-    @property
-    def _update_touches(self) -> int:
-        return max(4 * self._tick_touches, 1024)
 
     def observe(self, tenant: str, keys: Sequence[BlockKey]) -> list[Kind]:
         """Learn from a use of a prefix, and return the kind of each of its blocks.
@@ -106,8 +106,7 @@ class ReuseForecast:
         while len(self._history) > self._max_history:
             _, (tick, kind, _) = self._history.popitem(last=False)
             self._end(tick, kind, reused=False)
-        if self._touches >= self._next_update:
-            self._update()
+        self._update(len(keys))
         return kinds
 
     def unknown(self) -> Kind:
@@ -170,25 +169,35 @@ class ReuseForecast:
         if reused:
             curve.reused[index] += 1.0
 
-    def _update(self) -> None:
-        """Compute all worths anew, and let what was learned long ago fade."""
-        self._next_update = self._touches + self._update_touches
-        self.version += 1
-        tables = [self._life_table(curve) for curve in self._curves]
-        pooled = [
-            self._chance(
-                sum(curve.reused[index] for curve in self._curves),
-                sum(table[index] for table in tables),
-                self._prior[index],
-            )
-            for index in range(self._num_bins)
-        ]
-        self._default = self._index(pooled)
-        for kind, (curve, table) in enumerate(zip(self._curves, tables, strict=True)):
-            chances = map(self._chance, curve.reused, table, pooled)
-            self._worths[kind] = self._index(list(chances))
-            curve.reused = [count * self._decay for count in curve.reused]
-            curve.ended = [count * self._decay for count in curve.ended]
+    def _update(self, num_touches: int) -> None:
+        """Compute worths anew, a few kinds at a time, so that no step of the engine is held up."""
+        self._due += len(self._curves) * num_touches / self._round_touches
+        while self._due >= 1.0:
+            self._due -= 1.0
+            if self._next_kind >= len(self._curves):
+                self._end_round()
+            self._update_kind(self._next_kind)
+            self._next_kind += 1
+
+    def _update_kind(self, kind: Kind) -> None:
+        """Compute a kind's worths from its life table, and let what is long ago fade."""
+        curve = self._curves[kind]
+        exposed = self._life_table(curve)
+        chances = list(map(self._chance, curve.reused, exposed, self._pooled))
+        self._worths[kind] = self._index(chances)
+        self._sum_reused = list(map(float.__add__, self._sum_reused, curve.reused))
+        self._sum_exposed = list(map(float.__add__, self._sum_exposed, exposed))
+        curve.reused = [count * self._decay for count in curve.reused]
+        curve.ended = [count * self._decay for count in curve.ended]
+
+    def _end_round(self) -> None:
+        """Take what all kinds together showed as what to expect of one without a past."""
+        chances = map(self._chance, self._sum_reused, self._sum_exposed, self._prior)
+        self._pooled = list(chances)
+        self._default = self._index(self._pooled)
+        self._sum_reused = [0.0] * self._num_bins
+        self._sum_exposed = [0.0] * self._num_bins
+        self._next_kind = 0
 
     @staticmethod
     def _chance(reused: float, exposed: float, prior: float) -> float:

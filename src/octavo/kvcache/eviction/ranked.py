@@ -148,14 +148,21 @@ class CostPerByte(RankedPolicy):
         super().__init__()
         self._doubling_depth = doubling_depth
         self._inflation = 0.0
+        self._bases: dict[BlockId, float] = {}
+        """The value that newcomers started from when the block was last used."""
+
+    def record(self, use: PrefixUse) -> None:
+        """Note from where the values of the blocks count; not from when they become leaves."""
+        self._bases.update(dict.fromkeys(use.block_ids, self._inflation))
 
     def rank(self, block: CachedBlock) -> Rank:
         """Return the value, then the time of release."""
         cost = 1.0 + block.depth / self._doubling_depth
-        return (self._inflation + block.num_uses * cost, block.last_use)
+        base = self._bases.get(block.block_id, self._inflation)
+        return (base + block.num_uses * cost, block.last_use)
 
     def victim(self) -> BlockId:
         """Return the least valuable candidate; newcomers start from its value."""
         rank, _, block_id = self._first()
-        self._inflation = rank[0]
+        self._inflation = max(self._inflation, rank[0])
         return block_id

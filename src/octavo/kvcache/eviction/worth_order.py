@@ -14,7 +14,7 @@ class WorthOrder(Generic[ItemT]):
     """Finds the item worth least, though all worths change with time.
 
     Items of one kind and tick share their worth, so they share a stack; a heap orders the stacks
-    and is made anew when a tick ends or the forecast changes. Within a stack the last one in goes
+    and is made anew when a tick ends. Within a stack the last one in goes
     first: the parent that eviction uncovers follows its child at once, and a prefix is given up
     as a whole rather than every prefix a little.
     """
@@ -24,7 +24,7 @@ class WorthOrder(Generic[ItemT]):
         self._stacks: dict[tuple[Kind, int], dict[ItemT, None]] = {}
         self._places: dict[ItemT, tuple[Kind, int]] = {}
         self._heap: list[tuple[float, Kind, int]] = []
-        self._heap_time = (-1, -1)
+        self._heap_tick = -1
 
     def __len__(self) -> int:
         return len(self._places)
@@ -54,7 +54,7 @@ class WorthOrder(Generic[ItemT]):
     def first(self) -> ItemT:
         """Return the item worth least."""
         forecast = self._forecast
-        if self._heap_time != (forecast.tick, forecast.version):
+        if self._heap_tick != forecast.tick:
             self._rebuild()
         while self._heap:
             _, kind, tick = self._heap[0]
@@ -66,6 +66,6 @@ class WorthOrder(Generic[ItemT]):
 
     def _rebuild(self) -> None:
         now, worth = self._forecast.tick, self._forecast.worth
-        self._heap_time = (now, self._forecast.version)
+        self._heap_tick = now
         self._heap = [(worth(kind, now - tick), kind, tick) for kind, tick in self._stacks]
         heapq.heapify(self._heap)
