@@ -206,14 +206,16 @@ def mask_times(parts: EngineParts, found: Sequence[Answer]) -> list[float]:
 
 async def run_tasks(model: Path, max_tokens: int) -> None:
     """Compare the three ways and print what each cost."""
-    runs = {
-        name: await answers(model, jump=name == "jump", free=name == "free", max_tokens=max_tokens)
-        for name in ("jump", "plain", "free")
-    }
-    for name, found in runs.items():
+    runs: dict[str, list[Answer]] = {}
+    for name in ("jump", "plain", "free"):
+        found = await answers(
+            model, jump=name == "jump", free=name == "free", max_tokens=max_tokens
+        )
+        runs[name] = found
         print(
             f"{name}: {sum(a.num_passes for a in found)} forward passes for "
-            f"{sum(len(a.token_ids) for a in found)} tokens, {sum(a.seconds for a in found):.1f} s"
+            f"{sum(len(a.token_ids) for a in found)} tokens, {sum(a.seconds for a in found):.1f} s",
+            flush=True,
         )
     passes = {name: sum(a.num_passes for a in found) for name, found in runs.items()}
     print(f"forward passes saved by jump-forward: {1 - passes['jump'] / passes['plain']:.1%}")

@@ -144,19 +144,19 @@ def ask_all(
         if shape is not None:
             assert parts.grammars is not None
             held.append(parts.grammars.compile(shape))
-        [request] = parts.requests.build(
+        request = parts.requests.build(
             prompt, replace(param, structured_output=shape), request_id=f"{id(deltas)}-{index}"
         )
-        processor.add(request, 0)
+        processor.add(request)
         parts.core.add(request)
         deltas[request.request_id] = []
     while len(processor):
         update = parts.core.step()
         finished = list(update.finished)
         for done in processor.process(update.outputs):
-            deltas[done.request_id].append(done.delta)
+            deltas[done.request_id] += done.deltas
             if done.stopped_after is not None:
-                stats = parts.core.finish(done.request_id, done.stopped_after)
+                stats = parts.core.finish(done.request_id, done.stopped_after, done.index)
                 finished += [] if stats is None else [stats]
         processor.settle(finished)
     return [_answer(items) for items in deltas.values()]

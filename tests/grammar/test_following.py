@@ -326,7 +326,7 @@ def test_nothing_is_left_behind(tokenizer: Tokenizer) -> None:
     """Turns red when finished or aborted sequences keep their grammars in the runner."""
     setup = grammar_setup(tokenizer, likes_to_go_on)
     ask_all(setup.parts, [SO.json_schema(CITY), SO.choice(["a"])])
-    [request] = setup.parts.requests.build(
+    request = setup.parts.requests.build(
         [1, 2], replace(GREEDY, structured_output=SO.json_object()), request_id="aborted"
     )
     held = setup.compiler.compile(SO.json_object())
