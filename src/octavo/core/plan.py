@@ -91,6 +91,8 @@ class ModelRunnerOutput:
     """Sequences whose result is unusable (NaN logits), with one sentence why."""
     completed: frozenset[SequenceId] = frozenset()
     """Sequences whose grammar allows nothing after their sampled tokens."""
+    pooled: Mapping[SequenceId, tuple[float, ...]] = field(default_factory=dict)
+    """Embeddings of prompts that are complete, for sequences that asked."""
 
 
 class ModelRunner(Protocol):

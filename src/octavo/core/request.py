@@ -126,6 +126,8 @@ class SequenceOutput:
     """The token that ended the output, if one did; it is also the last of ``new_token_ids``."""
     error: str | None = None
     """One sentence, when ``finish_reason`` is ERROR."""
+    embedding: tuple[float, ...] | None = None
+    """Of the prompt, where the request asked for pooling; with its only output."""
     index: int = 0
     """Which of the request's completions."""
 

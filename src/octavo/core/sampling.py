@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from octavo.core.errors import InvalidRequestError
 from octavo.core.ids import TokenId
@@ -14,6 +14,10 @@ GREEDY_TEMPERATURE: Final = 1e-5
 
 MAX_STOP_STRINGS: Final = 16
 MAX_SEED: Final = 2**64
+
+Pooling = Literal["last", "mean"]
+"""How a prompt's hidden states become one vector: its last token's, or the mean of all."""
+POOLINGS: Final[tuple[Pooling, ...]] = get_args(Pooling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,8 @@ class SamplingParams:
     """Number of likeliest tokens reported with each output token, besides the chosen one."""
     prompt_logprobs: int | None = None
     """The same for each prompt token but the first."""
+    pooling: Pooling | None = None
+    """Report an embedding of the prompt, pooled so; nothing is generated (``max_tokens`` is 0)."""
     structured_output: StructuredOutput | None = None
     """The shape that the output must have. It wins over ``min_tokens`` and ``ignore_eos``: an
     output that can have no more tokens ends."""
@@ -96,6 +102,10 @@ class SamplingParams:
         _check_real("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_real("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        if self.pooling is not None and (self.pooling not in POOLINGS or self.max_tokens != 0):
+            raise InvalidRequestError(
+                f"pooling must be one of {', '.join(POOLINGS)}, with max_tokens 0.", param="pooling"
+            )
         if self.seed is not None:
             _check_int("seed", self.seed, -(2**63), MAX_SEED - 1)
         for token_id, bias in self.logit_bias.items():

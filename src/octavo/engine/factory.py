@@ -26,6 +26,7 @@ from octavo.models.decoder import Decoder, build_decoder
 from octavo.models.tokenizer import Tokenizer, load_tokenizer
 from octavo.runner.grammar import GrammarCompiler, Vocabulary
 from octavo.runner.grammar_rows import GrammarRows
+from octavo.runner.pooling import Pooler
 from octavo.runner.runner import Runner
 from octavo.scheduler.intake import Intake
 from octavo.scheduler.scheduler import Scheduler
@@ -253,6 +254,7 @@ def _runner(
         max_num_seqs=scheduler.max_num_seqs,
         vocab_size=scheduler.vocab_size,
         grammars=grammars,
+        pooler=Pooler(lambda: backend.compile(decoder.hidden), block_size=cache.block_size),
     )
 
 

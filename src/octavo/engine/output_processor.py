@@ -126,6 +126,7 @@ class OutputProcessor:
             finish_reason=reason,
             stop_reason=self._stop_reason(answer.request, output, text.stop),
             error=output.error,
+            embedding=output.embedding,
         )
         deltas = (delta,) if answer.best_of is None else answer.best_of.push(delta)
         told = output.finish_reason is not None or text.stop is None

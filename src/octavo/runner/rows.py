@@ -19,6 +19,7 @@ class Row:
         "num_blocks",
         "num_prompt_tokens",
         "num_tokens",
+        "pooling",
         "prompt_token_ids",
         "sampling",
         "sequence_id",
@@ -34,6 +35,7 @@ class Row:
         self.num_tokens = len(new.prompt_token_ids) + len(new.output_token_ids)
         """Prompt and output tokens that plans have named so far."""
         self.num_blocks = 0
+        self.pooling = new.sampling.pooling
         self.sampling = SamplingState(new, vocab_size)
         # Prompt logprobs leave with the first output token; one that has output is past that.
         self.wants_prompt_logprobs = (

@@ -14,6 +14,7 @@ from octavo.kernels.ops import StepFunction
 from octavo.runner.grammar_rows import GrammarRows, Mask
 from octavo.runner.input_batch import Chunk, build_batch, make_chunk, split_chunks
 from octavo.runner.logprobs import score_token, score_tokens
+from octavo.runner.pooling import Pooler
 from octavo.runner.rows import Row, SequenceRows
 from octavo.runner.sampler import Sampler
 
@@ -28,10 +29,11 @@ class Runner:
 
     A plan is one call of ``step``, unless prompt logprobs want more logits than
     ``max_logits_bytes`` hold: then it is several, and a prompt's chunk is cut between them.
-    Masks of grammars are computed meanwhile. Without ``grammars`` no sequence may ask for one.
+    Masks of grammars are computed meanwhile. Sequences that are to be embedded are a call of the
+    pooler's. Without ``grammars`` or a ``pooler`` no sequence may ask for one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - two collaborators that are optional, sizes passed by name
         self,
         step: StepFunction,
         copy_blocks: Callable[[Sequence[BlockCopy]], None],
@@ -42,9 +44,11 @@ class Runner:
         vocab_size: int,
         max_logits_bytes: int = MAX_LOGITS_BYTES,
         grammars: GrammarRows | None = None,
+        pooler: Pooler | None = None,
     ) -> None:
         self._step = step
         self._grammars = grammars
+        self._pooler = pooler
         self._copy_blocks = copy_blocks
         self._block_size = block_size
         self._max_logits = max(max_logits_bytes // (4 * vocab_size), max_num_seqs)
@@ -79,23 +83,39 @@ class Runner:
                 for row in chunk.sampling_rows
             )
         result = _Result()
+        if self._pooler is not None:
+            chunks = self._pool(chunks, result)
         for batch in split_chunks(chunks, self._max_logits):
             logits = self._step(build_batch(batch, self._rows.block_tables, self._block_size))
             self._score_prompts(batch, logits, result)
             self._sample(batch, logits, result)
         return result.output()
 
+    def _pool(self, chunks: Sequence[Chunk], result: "_Result") -> list[Chunk]:
+        """Compute the chunks that are to be embedded; return the others."""
+        assert self._pooler is not None
+        pooled = [chunk for chunk in chunks if chunk.row.pooling is not None]
+        if pooled:
+            found = self._pooler.run(pooled, self._rows.block_tables)
+            result.pooled |= found.embeddings
+            result.failed |= found.failed
+        return [chunk for chunk in chunks if chunk.row.pooling is None]
+
     def _update_rows(self, plan: SchedulerOutput) -> None:
         for sequence_id in plan.released:
             self._rows.release(sequence_id)
             if self._grammars is not None:
                 self._grammars.release(sequence_id)
+            if self._pooler is not None:
+                self._pooler.release(sequence_id)
         for new in plan.new:
             self._rows.add(new)
             if self._grammars is not None:
                 self._grammars.add(new)
             elif new.sampling.structured_output is not None:
                 raise InvariantError("A sequence has a grammar, but the runner knows none.")
+            if self._pooler is None and new.sampling.pooling is not None:
+                raise InvariantError("A sequence is to be embedded, but the runner cannot.")
 
     def _score_prompts(self, batch: Sequence[Chunk], logits: Float32, result: "_Result") -> None:
         first = 0
@@ -178,6 +198,7 @@ class _Result:
         self.prompt_logprobs: dict[SequenceId, tuple[TokenLogprobs, ...]] = {}
         self.failed: dict[SequenceId, str] = {}
         self.completed: set[SequenceId] = set()
+        self.pooled: dict[SequenceId, tuple[float, ...]] = {}
 
     def add_prompt_logprobs(
         self, sequence_id: SequenceId, scores: tuple[TokenLogprobs, ...]
@@ -196,4 +217,5 @@ class _Result:
             self.prompt_logprobs,
             self.failed,
             frozenset(self.completed - self.failed.keys()),
+            self.pooled,
         )

@@ -77,9 +77,18 @@ class StepOutcome:
         self._emit(sequence, sampled[:num_new], logprobs, reason)
         return reason
 
-    def add_scored_prompt(self, sequence: Sequence) -> FinishReason:
-        """Emit the end of a request that only scores its prompt (``max_tokens`` 0)."""
-        self._emit(sequence, (), (), FinishReason.LENGTH)
+    def add_prompt(self, sequence: Sequence, result: ModelRunnerOutput) -> FinishReason:
+        """Emit the end of a request that only scores or embeds its prompt (``max_tokens`` 0).
+
+        Raises:
+            InvariantError: the runner left out the embedding that was asked for.
+        """
+        embedding = None
+        if sequence.sampling.pooling is not None:
+            embedding = result.pooled.get(sequence.sequence_id)
+            if embedding is None:
+                raise InvariantError("the runner left out the embedding", story=sequence.tell())
+        self._emit(sequence, (), (), FinishReason.LENGTH, embedding)
         return FinishReason.LENGTH
 
     def add_found(
@@ -134,6 +143,7 @@ class StepOutcome:
         token_ids: tuple[TokenId, ...],
         logprobs: tuple[TokenLogprobs, ...],
         reason: FinishReason | None,
+        embedding: tuple[float, ...] | None = None,
     ) -> None:
         output = SequenceOutput(
             sequence.request_id,
@@ -144,6 +154,7 @@ class StepOutcome:
             reason,
             _stop_token(sequence, reason),
             index=sequence.index,
+            embedding=embedding,
         )
         self._outputs.append(output)
 

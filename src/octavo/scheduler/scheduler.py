@@ -320,14 +320,14 @@ class Scheduler:
             draft.start(sequence, size)
 
     def _may_share(self, sequence: Sequence) -> bool:
-        """Whether it may read the cache: prompt logprobs need every position computed."""
-        return self._cache.config.enable_prefix_caching and not sequence.wants_prompt_logprobs
+        """Whether it may read the cache."""
+        return self._cache.config.enable_prefix_caching and sequence.may_read_cache
 
     def _look_up(self, sequence: Sequence) -> CacheHit:
         return self._cache.match(
             sequence.request.identity,
             sequence.token_ids,
-            read_cache=not sequence.wants_prompt_logprobs,
+            read_cache=sequence.may_read_cache,
         )
 
     def _admit(self, sequence: Sequence, hit: CacheHit) -> bool:

@@ -201,6 +201,11 @@ class Sequence:
             f"{self.num_output_tokens} of {self.max_tokens} generated\n{lines}"
         )
 
+    @property
+    def may_read_cache(self) -> bool:
+        """Whether what is asked of its prompt does not need every position computed."""
+        return not self.wants_prompt_logprobs and self.sampling.pooling != "mean"
+
     def record_prompt_logprobs(self, start: int, entries: tuple[TokenLogprobs, ...]) -> None:
         """Keep the scores of prompt positions ``start + 1`` and following.
 

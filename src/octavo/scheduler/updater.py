@@ -83,7 +83,7 @@ class StepUpdater:
         if branch.max_tokens:
             reason = self._outcome.add_tokens(branch, self._result)
         else:
-            reason = self._outcome.add_scored_prompt(branch)
+            reason = self._outcome.add_prompt(branch, self._result)
         if reason is not None:
             stats = self._roster.end(branch, reason, self._now, branch.num_output_tokens)
             self._outcome.add_finished(stats)

@@ -14,6 +14,8 @@ from octavo.server.anthropic.translate import MessagesTranslator
 from octavo.server.body import DEFAULT_MAX_BODY_BYTES
 from octavo.server.chat import chat_body, chat_events
 from octavo.server.completions import completion_body, completion_events
+from octavo.server.embedding_translate import EmbeddingTranslator
+from octavo.server.embeddings import embeddings_body
 from octavo.server.generation import Generator
 from octavo.server.handler import Endpoint, Handler
 from octavo.server.lifecycle import Lifecycle
@@ -21,6 +23,7 @@ from octavo.server.openapi import json_body
 from octavo.server.ports import Engine
 from octavo.server.protocol.chat import ChatRequest
 from octavo.server.protocol.completions import CompletionRequest
+from octavo.server.protocol.embeddings import EmbeddingRequest
 from octavo.server.protocol.tokenize import DetokenizeRequest, TokenizeChat, TokenizeText
 from octavo.server.protocol.validation import StrictModel
 from octavo.server.responses_api.answers import ResponseEvents, response_body
@@ -33,6 +36,7 @@ ROUTES: Final[Mapping[str, tuple[type[StrictModel], ...]]] = {
     "/v1/completions": (CompletionRequest,),
     "/v1/chat/completions": (ChatRequest,),
     "/v1/responses": (ResponsesRequest,),
+    "/v1/embeddings": (EmbeddingRequest,),
     "/v1/messages": (MessagesRequest,),
     "/v1/messages/count_tokens": (CountRequest,),
     "/tokenize": (TokenizeText, TokenizeChat),
@@ -75,6 +79,11 @@ def _add_openai(app: FastAPI, translator: Translator, shared: dict[str, Any]) ->
         **shared,
     )
 
+    embeddings = Handler(
+        Endpoint("embd-", EmbeddingTranslator(translator.prompts).embedding, embeddings_body),
+        **shared,
+    )
+
     @app.post("/v1/completions", openapi_extra=_body("/v1/completions"))
     async def create_completion(request: Request) -> Response:
         """Complete one or several prompts."""
@@ -89,6 +98,11 @@ def _add_openai(app: FastAPI, translator: Translator, shared: dict[str, Any]) ->
     async def create_response(request: Request) -> Response:
         """Answer a conversation, as OpenAI's Responses API does; nothing is stored."""
         return await responses(request)
+
+    @app.post("/v1/embeddings", openapi_extra=_body("/v1/embeddings"))
+    async def create_embedding(request: Request) -> Response:
+        """Turn texts into vectors."""
+        return await embeddings(request)
 
 
 def _add_anthropic(app: FastAPI, translator: Translator, shared: dict[str, Any]) -> None:

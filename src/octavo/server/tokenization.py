@@ -51,7 +51,7 @@ class Tokenization:
         else:
             asked = validate(TokenizeText, data)
             ids = self.tokenizer.encode(asked.prompt, add_special_tokens=asked.add_special_tokens)
-        self.translator.served_name(asked.model)
+        self.translator.prompts.served_name(asked.model)
         labels = [token_label(self.tokenizer, token_id) for token_id in ids]
         return {
             "count": len(ids),
@@ -67,6 +67,6 @@ class Tokenization:
 
     def _detokenize(self, body: bytes) -> dict[str, Any]:
         asked = DetokenizeRequest.parse(body)
-        self.translator.served_name(asked.model)
-        self.translator.check_ids(asked.tokens, "tokens", param="tokens")
+        self.translator.prompts.served_name(asked.model)
+        self.translator.prompts.check_ids(asked.tokens, "tokens", param="tokens")
         return {"prompt": self.tokenizer.decode(asked.tokens)}

@@ -62,7 +62,7 @@ class MessagesTranslator:
             RequestError: it is malformed, or names another model.
         """
         chat = self._chat(CountRequest.parse(body), {})
-        self._translator.served_name(chat.model)
+        self._translator.prompts.served_name(chat.model)
         return len(self._translator.prompt_of(chat, NAMES)[1])
 
     def _chat(self, request: Prompt, fields: dict[str, Any]) -> ChatRequest:

@@ -37,7 +37,8 @@ DIFFERENCES: Final[Mapping[str, str]] = {
 }
 
 
-def _read_truncation(value: Any) -> Any:
+def read_truncation(value: Any) -> Any:
+    """Check a ``truncate_prompt_tokens``."""
     if type(value) is int and value != -1 and value < 1:
         raise wrong("must be a number of tokens of at least 1, or -1 for all that fit")
     return value
@@ -117,7 +118,7 @@ class GenerationRequest(StrictModel):
     """Whether control tokens leave no text."""
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_PROMPT_LOGPROBS)
     """Report each prompt token's logprob and so many of the likeliest; not with ``stream``."""
-    truncate_prompt_tokens: Annotated[int | None, BeforeValidator(_read_truncation)] = None
+    truncate_prompt_tokens: Annotated[int | None, BeforeValidator(read_truncation)] = None
     """Keep only so many of the prompt's last tokens; -1 keeps what the context holds beside
     ``max_tokens``."""
     return_token_ids: bool = False
