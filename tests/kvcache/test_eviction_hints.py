@@ -4,9 +4,10 @@ import pytest
 
 from octavo.core.config import CacheConfig
 from octavo.core.errors import InvalidRequestError, SettingError
-from octavo.core.ids import SequenceId
+from octavo.core.ids import BlockId, SequenceId
 from octavo.core.request import CacheIdentity, Retention
 from octavo.kvcache.eviction.registry import EVICTION_POLICIES
+from octavo.kvcache.eviction.retention import BlockRetention
 from octavo.kvcache.invariants import check_cache
 from octavo.kvcache.manager import KVCacheManager
 from support_cache import IDENTITY, cached, use
@@ -69,6 +70,26 @@ def test_a_use_renews_the_ttl(manager):
     for number in range(2, 9):
         use(manager, number, [100 + number, 200 + number])
     assert cached(manager, [1, 2]) == 2
+
+
+def test_renewals_do_not_pile_up():
+    """Turns red if each use of a prefix with a long TTL leaves an entry behind."""
+    retention = BlockRetention()
+    for second in range(5000):
+        retention.note([BlockId(1)], 1, Retention(priority=80, ttl_s=3600), float(second))
+    assert len(retention._expiries) == 1
+    assert retention.expire(3601.0) == []
+    assert retention.expire(4999.0 + 3600) == [1]
+    assert retention.priority(BlockId(1)) == 35
+
+
+def test_a_higher_wish_may_run_out_earlier():
+    """Turns red if the first expiry that was noted is the only one looked at."""
+    retention = BlockRetention()
+    retention.note([BlockId(1)], 0, Retention(priority=50, ttl_s=100), 0.0)
+    retention.note([BlockId(1)], 1, Retention(priority=80, ttl_s=10), 0.0)
+    assert retention.expire(10.0) == [1]
+    assert retention.expire(100.0) == []
 
 
 def test_a_low_priority_document_does_not_drag_down_what_it_shares(manager):

@@ -96,6 +96,16 @@ def test_the_order_follows_worths_as_time_passes():
     assert len(order) == 1
 
 
+def test_an_order_that_nobody_asks_does_not_grow():
+    """Turns red if a cache that never fills leaks an entry for each hit."""
+    forecast = ReuseForecast(16)
+    order = WorthOrder(forecast)
+    for _ in range(5000):
+        order.add("hot", forecast.unknown(), forecast.tick)
+        order.remove("hot")
+    assert len(order._heap) < 200
+
+
 def test_the_lru_shadow_hits_what_a_real_lru_cache_does():
     """Turns red if the shadow to compare with is not LRU: the fallback would be blind."""
     manager = KVCacheManager(CacheConfig(8, block_size=1))

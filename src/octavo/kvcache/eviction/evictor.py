@@ -98,7 +98,8 @@ class Evictor:
             self._remove(block_id)
 
     def expect(self, sequence_id: SequenceId, block_id: BlockId) -> None:
-        """Spare a block, and those before it, for a waiting sequence."""
+        """Spare a block, and those before it, for a waiting sequence, and no other for it."""
+        self.settle(sequence_id)
         self._expectations.expect(sequence_id, block_id)
         self._replace(block_id)
 

@@ -20,6 +20,8 @@ class BlockRetention:
     def __init__(self) -> None:
         self._wishes: dict[BlockId, tuple[int, float]] = {}
         self._expiries: list[tuple[float, BlockId]] = []
+        self._scheduled: dict[BlockId, float] = {}
+        """When each block is looked at next; one that is renewed is not looked at more often."""
 
     def note(self, block_ids: Sequence[BlockId], num_old: int, wish: Retention, now: float) -> None:
         """Take in what a user of blocks asked for; the first ``num_old`` had users before."""
@@ -39,7 +41,11 @@ class BlockRetention:
         if priority == held:
             expiry = max(expiry, held_until)
         self._wishes[block_id] = (priority, expiry)
-        if expiry != _NEVER:
+        self._schedule(block_id, expiry)
+
+    def _schedule(self, block_id: BlockId, expiry: float) -> None:
+        if expiry < self._scheduled.get(block_id, _NEVER):
+            self._scheduled[block_id] = expiry
             heapq.heappush(self._expiries, (expiry, block_id))
 
     def priority(self, block_id: BlockId) -> int:
@@ -56,8 +62,13 @@ class BlockRetention:
         expired = []
         while self._expiries and self._expiries[0][0] <= now:
             time, block_id = heapq.heappop(self._expiries)
-            wish = self._wishes.get(block_id)
-            if wish is not None and wish[1] == time:
+            if self._scheduled.get(block_id) != time:
+                continue  # it was looked at earlier
+            del self._scheduled[block_id]
+            _, expiry = self._wishes.get(block_id, (0, _NEVER))
+            if expiry <= now:
                 del self._wishes[block_id]
                 expired.append(block_id)
+            else:
+                self._schedule(block_id, expiry)
         return expired

@@ -42,6 +42,8 @@ class WorthOrder(Generic[ItemT]):
             worth = self._forecast.worth(kind, self._forecast.tick - tick)
             heapq.heappush(self._heap, (worth, kind, tick))
         stack[item] = None
+        if len(self._heap) > 2 * len(self._stacks) + 64:
+            self._rebuild()  # nothing was evicted for long, and emptied stacks piled up
 
     def remove(self, item: ItemT) -> None:
         """Drop an item."""
