@@ -328,6 +328,7 @@ class Scheduler:
             sequence.request.identity,
             sequence.token_ids,
             read_cache=sequence.may_read_cache,
+            whole_blocks=sequence.holds_last,  # it may not be in the plan that would copy
         )
 
     def _admit(self, sequence: Sequence, hit: CacheHit) -> bool:
