@@ -8,6 +8,7 @@
     │   │   └── ContextLengthError  400  the request can never fit the context or the KV cache
     │   ├── AuthenticationError     401  the API key is missing or wrong
     │   ├── NotFoundError           404  no such model or path
+    │   ├── BodyTooLargeError       413  the body is longer than the server reads
     │   ├── OverloadedError         429  the queue is full
     │   ├── GenerationError         500  computing this request failed
     │   └── UnavailableError        503  the server is draining or the engine has stopped
@@ -68,6 +69,13 @@ class NotFoundError(RequestError):
     status = 404
     type = "not_found_error"
     code = "not_found"
+
+
+class BodyTooLargeError(RequestError):
+    """The body is longer than the server reads."""
+
+    status = 413
+    code = "body_too_large"
 
 
 class OverloadedError(RequestError):

@@ -3,11 +3,13 @@
 import logging
 
 from octavo.core.clock import Clock
+from octavo.core.errors import InvariantError
 from octavo.core.events import Observer, SchedulerStats, StateChanged, StepCompleted
 from octavo.core.ids import RequestId
 from octavo.core.plan import ModelRunner, SchedulerOutput
 from octavo.core.request import Request, RequestStats
-from octavo.scheduler.scheduler import Scheduler, StepUpdate
+from octavo.scheduler.outcome import StepUpdate
+from octavo.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class EngineCore:
         """Compute one step.
 
         Raises:
-            InvariantError: a bug in scheduling; the engine cannot go on.
+            InvariantError: a bug in scheduling or in the runner; the engine cannot go on.
         """
         started = self._clock()
         plan = self._scheduler.schedule(started)
@@ -67,6 +69,8 @@ class EngineCore:
     def _execute(self, plan: SchedulerOutput) -> StepUpdate:
         try:
             result = self._runner.execute(plan)
+        except InvariantError:  # KV may be corrupt: going on could answer with another's text
+            raise
         except Exception as error:  # whatever broke, only this plan's sequences pay for it
             logger.exception("Step %d failed.", plan.step)
             message = f"Computing this request failed: {type(error).__name__}: {error}"
@@ -75,13 +79,12 @@ class EngineCore:
 
     def _report(self, started: float, plan: SchedulerOutput, update: StepUpdate) -> None:
         now = self._clock()
-        num_generated = sum(len(output.new_token_ids) for output in update.outputs)
         self._observer.on_event(
             StepCompleted(
                 time=now,
                 duration_s=now - started,
                 num_prompt_tokens=update.num_prompt_tokens,
-                num_generation_tokens=num_generated,
+                num_generation_tokens=update.num_generation_tokens,
                 first_token_latencies_s=update.first_token_latencies_s,
                 inter_token_latencies_s=update.inter_token_latencies_s,
                 stats=self._scheduler.stats(),

@@ -24,7 +24,7 @@ from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.decoder import Decoder, build_decoder
 from octavo.models.tokenizer import Tokenizer, load_tokenizer
 from octavo.runner.runner import Runner
-from octavo.scheduler.admission import check_request
+from octavo.scheduler.intake import Intake
 from octavo.scheduler.scheduler import Scheduler
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
@@ -100,7 +100,7 @@ def build_engine(settings: EngineSettings, observer: Observer) -> EngineParts:
     info = _info(settings, backend, dtype, cache_config, scheduler_config)
     requests = RequestBuilder(
         identity=CacheIdentity(checkpoint.fingerprint, tokenizer.fingerprint, dtype),
-        check=_request_check(scheduler_config, cache_config),
+        check=Intake(scheduler_config, manager.num_slots).resolve_max_tokens,
         clock=time.monotonic,
         chance=random.Random(settings.seed),
     )
@@ -205,10 +205,6 @@ def _runner(
         max_num_seqs=scheduler.max_num_seqs,
         vocab_size=scheduler.vocab_size,
     )
-
-
-def _request_check(scheduler: SchedulerConfig, cache: CacheConfig) -> Callable[..., None]:
-    return partial(check_request, scheduler=scheduler, cache=cache)
 
 
 def _info(

@@ -15,7 +15,7 @@ class RequestBuilder:
     """Makes one request per completion of a prompt, and refuses what can never run."""
 
     identity: CacheIdentity
-    check: Callable[[Request], None]
+    check: Callable[[Request], object]
     """Raises RequestError; depends on settings only, so any thread may call it."""
     clock: Clock
     chance: random.Random

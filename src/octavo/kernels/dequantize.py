@@ -1,7 +1,7 @@
 """Stored weights back to float32, one function per number format of ggml."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +11,8 @@ from octavo.kernels.weights import Encoding, WeightTensor
 Bytes = NDArray[np.uint8]
 Float32 = NDArray[np.float32]
 
-_ROWS_AT_ONCE = 1 << 22
-"""Values decoded at a time, so that temporaries stay small beside the result."""
+CHUNK_VALUES: Final = 1 << 19
+"""Values decoded at once, so that temporary arrays stay within a few megabytes."""
 
 
 def to_float32(tensor: WeightTensor) -> Float32:
@@ -23,7 +23,7 @@ def to_float32(tensor: WeightTensor) -> Float32:
     rows, length = tensor.data.shape[0], tensor.shape[-1]
     decode = _DECODERS[tensor.encoding]
     out = np.empty((rows, length), np.float32)
-    stride = max(1, _ROWS_AT_ONCE // max(1, length))
+    stride = max(1, CHUNK_VALUES // max(1, length))
     with np.errstate(invalid="ignore", over="ignore"):
         for first in range(0, rows, stride):
             part = np.ascontiguousarray(tensor.data[first : first + stride])
@@ -126,7 +126,7 @@ def _q6_k(blocks: Bytes) -> Float32:
     return scale[:, :, None] * quants.reshape(-1, 16, 16)
 
 
-_DECODERS: dict[Encoding, Callable[[Bytes], Any]] = {
+_DECODERS: Final[Mapping[Encoding, Callable[[Bytes], Any]]] = {
     Encoding.F32: _whole("<f4"),
     Encoding.F16: _whole("<f2"),
     Encoding.BF16: _bf16,

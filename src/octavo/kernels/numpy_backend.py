@@ -70,8 +70,8 @@ class NumpyBackend:
         kv = self._allocated_kv()
 
         def step(batch: StepBatch) -> Float32:
-            # Non-finite values travel to the logits of the row they belong to; the runner looks
-            # there. Warning about them here would stop the whole batch.
+            # Overflow gives the right limit (silu of -1e9); what is not a number travels to the
+            # logits of its own row, where the runner looks for it.
             with np.errstate(over="ignore", invalid="ignore"):
                 logits: Float32 = forward(NumpyStep(batch, kv))
             return logits

@@ -12,8 +12,8 @@ from octavo.kernels.ops import Activation, Attention, Rope
 
 Float32 = NDArray[np.float32]
 
-_MAX_EXPONENT = np.float32(88.0)
-"""``exp`` of this is the largest that float32 holds, near enough."""
+_FEW_ROWS = 64
+"""Below so many rows BLAS is up to twice as fast with the tall matrix on the left."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,7 @@ class NumpyStep:
 
     def linear(self, x: Float32, weight: Matrix) -> Float32:
         """Return ``x @ weight.T + bias``."""
-        out: Float32 = x @ weight.values.T
+        out = _product(x, weight.values)
         if weight.bias is not None:
             out += weight.bias
         return out
@@ -116,6 +116,13 @@ class NumpyStep:
         return found
 
 
+def _product(x: Float32, matrix: Float32) -> Float32:
+    """Return ``x @ matrix.T``, contiguous."""
+    if 1 < len(x) < _FEW_ROWS:
+        return np.ascontiguousarray((matrix @ x.T).T)
+    return x @ matrix.T
+
+
 def _rotate(heads: Float32, cos: Float32, sin: Float32) -> Float32:
     half = cos.shape[-1]
     out = np.empty_like(heads)
@@ -127,15 +134,15 @@ def _rotate(heads: Float32, cos: Float32, sin: Float32) -> Float32:
 
 
 def _silu(x: Float32) -> Float32:
-    denominator = np.exp(np.minimum(-x, _MAX_EXPONENT))
+    denominator = np.exp(-x)  # infinite below -88, where the quotient is -0 as it should be
     denominator += np.float32(1)
     return np.divide(x, denominator, out=denominator)
 
 
 def _gelu_tanh(x: Float32) -> Float32:
-    """GELU by its tanh approximation (Hendrycks and Gimpel 2016)."""
-    # Beyond 16 the tanh is 1 in float32, and a cube of the clipped value cannot overflow.
-    near = np.clip(x, np.float32(-16), np.float32(16))
-    inner = np.float32(0.7978845608028654) * (near + np.float32(0.044715) * near * near * near)
-    activated: Float32 = np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
-    return activated
+    """GELU by its tanh approximation (Hendrycks and Gimpel, arXiv 1606.08415)."""
+    gate = np.float32(0.7978845608028654) * (x + np.float32(0.044715) * x * x * x)
+    np.tanh(gate, out=gate)
+    gate += np.float32(1)
+    gate *= np.float32(0.5) * x
+    return gate

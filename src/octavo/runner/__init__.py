@@ -1,1 +1,1 @@
-
+"""Turns plans into tokens: input batch, sampler, and the fake runner of simulations."""

@@ -1,1 +1,1 @@
-
+"""The OpenAI-compatible HTTP server around an engine."""

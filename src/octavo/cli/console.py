@@ -1,0 +1,65 @@
+"""What commands write to standard error: one-sentence errors, progress bars, spinners.
+
+rich is imported only where something is drawn: ``--help`` must stay quick.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+def print_error(message: str) -> None:
+    """Write the message as one sentence on one line."""
+    line = " ".join(message.split())
+    ending = "" if line.endswith((".", "!", "?", "`")) else "."
+    print(f"Error: {line}{ending}", file=sys.stderr)
+
+
+def print_note(message: str) -> None:
+    """Write a line that is not the command's result."""
+    print(message, file=sys.stderr)
+
+
+@contextmanager
+def byte_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function (bytes done, bytes in all) that draws a bar from its first call on.
+
+    Where standard error is not a terminal, the first call writes one line instead.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _LineOnce(title)
+        return
+    text, left = TextColumn("{task.description}"), TimeRemainingColumn()
+    with Progress(text, BarColumn(), DownloadColumn(), left, console=console) as bar:
+        task = bar.add_task(title, total=None, visible=False)
+        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+
+
+class _LineOnce:
+    """Says once that something has begun, for logs."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._is_said = False
+
+    def __call__(self, done: int, total: int) -> None:
+        if not self._is_said:
+            print_note(f"{self._title} ({total / 1e6:.0f} MB) ...")
+            self._is_said = True
+
+
+@contextmanager
+def spinner(title: str) -> Iterator[None]:
+    """Turn a spinner while the block runs; nothing where standard error is not a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(title):
+        yield

@@ -1,0 +1,74 @@
+"""The ``octavo`` command: its subcommands, and how its errors look."""
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from octavo.cli.chat import chat
+from octavo.cli.console import print_error
+from octavo.cli.generate import generate
+from octavo.cli.pull import pull
+from octavo.cli.serve import serve
+from octavo.core.errors import RequestError, SetupError
+
+USAGE_ERROR = 2
+
+app = typer.Typer(
+    name="octavo",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="An LLM inference server whose KV cache you can see, steer and trust.",
+    epilog="Example: octavo serve smollm2 --port 8000",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"octavo {version('octavo')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Show the version."
+    ),
+) -> None:
+    pass
+
+
+for command, example in (
+    (pull, "octavo pull smollm2"),
+    (generate, 'octavo generate "The capital of France is" --max-tokens 16'),
+    (chat, "octavo chat smollm2 --system 'Answer in one sentence.'"),
+    (serve, "octavo serve smollm2 --port 8000 --kv-cache-memory-bytes 2G"),
+):
+    app.command(epilog=f"Example: {example}")(command)
+
+
+def run(args: Sequence[str]) -> int:
+    """Run one command and return its exit code; an expected error is one sentence on stderr."""
+    try:
+        code = app(args=list(args), prog_name="octavo", standalone_mode=False)
+    except typer.TyperException as error:
+        print_error(_usage_sentence(error))
+        return error.exit_code
+    except (SetupError, RequestError) as error:
+        print_error(error.message)
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def _usage_sentence(error: typer.TyperException) -> str:
+    message = error.format_message().removeprefix("Invalid value: ").replace("Value error, ", "")
+    return message or "Name a command; octavo --help lists them."
+
+
+def main() -> None:
+    """Enter from the shell."""
+    sys.exit(run(sys.argv[1:]))

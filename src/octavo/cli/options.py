@@ -1,0 +1,78 @@
+"""Flags that several commands share, declared once; names are vLLM's where the idea is."""
+
+import re
+from decimal import Decimal
+from typing import Annotated, Final, Literal
+
+import typer
+
+SIZE_UNITS: Final = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "K": 2**10,
+    "M": 2**20,
+    "G": 2**30,
+    "T": 2**40,
+}
+
+
+def parse_size(text: str) -> int:
+    """Return bytes: ``512M`` and ``512MiB`` are binary, ``512m`` and ``512MB`` decimal."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgtKMGT]?)(iB|B)?", text.strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a size such as 512M, 2G or 4GiB")
+    number, unit, ending = match.groups()
+    if ending is not None:
+        unit = unit.upper() if ending == "iB" else unit.lower()
+    return int(Decimal(number) * SIZE_UNITS[unit])
+
+
+MODEL_HELP: Final = "A .gguf file, a Hugging Face style folder, hf:org/name, or an alias."
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+ModelOption = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP)]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
+
+# The engine
+Backend = Annotated[Literal["auto", "numpy"], typer.Option(help="What computes.")]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16"], typer.Option(help="Number format of weights and KV.")
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Most tokens of prompt and output together.",
+        show_default="what the model was made for",
+    ),
+]
+KVCacheMemoryBytes = Annotated[
+    int | None,
+    typer.Option(
+        parser=parse_size,
+        metavar="SIZE",
+        help="Memory for KV, such as 512M, 2G or 4GiB.",
+        show_default="4GiB, or 40 % of free memory if less",
+    ),
+]
+EngineSeed = Annotated[
+    int | None,
+    typer.Option("--seed", help="Seed of requests that name none.", show_default="drawn"),
+]
+
+# Sampling
+MaxTokens = Annotated[int, typer.Option(min=1, help="Most tokens to generate.")]
+Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token.")]
+TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens up to this probability.")]
+TopK = Annotated[int, typer.Option(help="Keep so many likeliest tokens; 0 keeps all.")]
+MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest one.")]
+RepetitionPenalty = Annotated[
+    float, typer.Option(help="Above 1 makes tokens that were there already less likely.")
+]
+Stop = Annotated[
+    list[str] | None, typer.Option(help="Text that ends the output; may be given several times.")
+]
+Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.", show_default="drawn")]

@@ -1,0 +1,63 @@
+"""Choosing a policy by name, or a user's own by ``module:Class``."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Generic, TypeVar
+
+from octavo.core.errors import SettingError
+
+PolicyT = TypeVar("PolicyT")
+
+
+class Registry(Generic[PolicyT]):
+    """Makes policies of one kind; a name appears in exactly one registry.
+
+    Args:
+        setting: the setting as a user writes it, for error messages (``--scheduling-policy``).
+        method: the one method that a policy of this kind has.
+        policies: makers by name; each is called without arguments.
+    """
+
+    def __init__(
+        self, setting: str, method: str, policies: Mapping[str, Callable[[], PolicyT]]
+    ) -> None:
+        self._setting = setting
+        self._method = method
+        self._policies = dict(policies)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names that a user can choose."""
+        return tuple(self._policies)
+
+    def create(self, name: str) -> PolicyT:
+        """Make the policy called ``name``; with a colon it is a user's ``module:Class``.
+
+        Raises:
+            SettingError: there is no such policy, or the user's class cannot be imported, made
+                without arguments, or lacks the method.
+        """
+        if ":" in name:
+            return self._import(name)
+        try:
+            return self._policies[name]()
+        except KeyError:
+            raise SettingError(
+                f"{self._setting} must be one of {', '.join(self._policies)} or module:Class, "
+                f"not {name!r}.",
+                name=self._setting,
+            ) from None
+
+    def _import(self, name: str) -> PolicyT:
+        module_name, _, class_name = name.partition(":")
+        try:
+            policy: PolicyT = getattr(import_module(module_name), class_name)()
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
+            raise SettingError(
+                f"{self._setting} {name!r} cannot be made: {error}.", name=self._setting
+            ) from error
+        if not callable(getattr(policy, self._method, None)):
+            raise SettingError(
+                f"{self._setting} {name!r} has no method {self._method}().", name=self._setting
+            )
+        return policy

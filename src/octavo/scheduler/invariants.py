@@ -1,0 +1,107 @@
+"""The laws of the scheduler as functions; each raises InvariantError at the first breach."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from octavo.core.config import SchedulerConfig
+from octavo.core.errors import InvariantError
+from octavo.core.ids import RequestId, SequenceId
+from octavo.core.plan import SchedulerOutput
+from octavo.kvcache.invariants import check_cache
+from octavo.kvcache.manager import KVCacheManager
+from octavo.scheduler.lifecycle import SequenceStatus
+from octavo.scheduler.sequence import Sequence
+
+
+class SchedulerState(Protocol):
+    """The collections that the laws speak of."""
+
+    @property
+    def running(self) -> Mapping[SequenceId, Sequence]: ...
+    @property
+    def waiting(self) -> tuple[Sequence, ...]: ...
+    @property
+    def live(self) -> Mapping[RequestId, Sequence]: ...
+    @property
+    def cache(self) -> KVCacheManager: ...
+
+
+def check_scheduler(state: SchedulerState) -> None:
+    """Every live sequence is in the one collection of its status, and the cache agrees."""
+    check_cache(state.cache)
+    waiting, running = state.waiting, tuple(state.running.values())
+    live = list(state.live.values())
+    held = [*waiting, *running]
+    if sorted(s.sequence_id for s in live) != sorted(s.sequence_id for s in held):
+        raise InvariantError("waiting and running differ from the live sequences")
+    if set(state.running) != set(state.cache.tables):
+        raise InvariantError("other sequences hold blocks than those that run")
+    for sequence in waiting:
+        _check_waiting(sequence)
+    for sequence in running:
+        _check_running(sequence, state.cache)
+
+
+def _require(condition: bool, sequence: Sequence, message: str) -> None:
+    if not condition:
+        raise InvariantError(message, story=sequence.tell())
+
+
+def _check_waiting(sequence: Sequence) -> None:
+    preempted = sequence.status is SequenceStatus.PREEMPTED
+    _require(
+        preempted or sequence.status is SequenceStatus.WAITING,
+        sequence,
+        "it waits in a wrong state",
+    )
+    _require(sequence.num_computed == 0, sequence, "a waiting sequence has computed tokens")
+    _require(
+        preempted == (sequence.num_preemptions > 0), sequence, "its preemptions are miscounted"
+    )
+
+
+def _check_running(sequence: Sequence, cache: KVCacheManager) -> None:
+    table = cache.tables[sequence.sequence_id]
+    size = cache.config.block_size
+    _require(sequence.status is SequenceStatus.RUNNING, sequence, "it runs in a wrong state")
+    _require(sequence.num_uncomputed >= 1, sequence, "a running sequence has nothing to compute")
+    _require(sequence.num_computed <= len(table.block_ids) * size, sequence, "its KV has no blocks")
+    if cache.config.enable_prefix_caching:
+        _require(
+            table.num_committed == sequence.num_computed // size,
+            sequence,
+            "its full computed blocks are not those that it committed",
+        )
+    _require(
+        sequence.num_output_tokens < max(sequence.max_tokens, 1), sequence, "it ran past its end"
+    )
+
+
+def check_plan(plan: SchedulerOutput, config: SchedulerConfig, state: SchedulerState) -> None:
+    """The plan keeps the limits, and its blocks cover exactly what it computes."""
+    ids = [item.sequence_id for item in plan.scheduled]
+    if len(set(ids)) != len(ids) or len(ids) > config.max_num_seqs:
+        raise InvariantError(f"plan {plan.step} has a sequence twice, or too many")
+    if plan.num_tokens > config.max_num_batched_tokens:
+        raise InvariantError(f"plan {plan.step} exceeds the token budget")
+    if state.live and not ids:
+        raise InvariantError(f"plan {plan.step} is empty although {len(state.live)} requests live")
+    if not {new.sequence_id for new in plan.new} <= set(ids):
+        raise InvariantError(f"plan {plan.step} has a new sequence that computes nothing")
+    for item in plan.scheduled:
+        sequence = state.running[item.sequence_id]
+        table = state.cache.tables[item.sequence_id]
+        end = item.start + len(item.token_ids)
+        _require(item.start == sequence.num_computed, sequence, "its chunk starts elsewhere")
+        _require(bool(item.token_ids), sequence, "it is planned without tokens")
+        _require(
+            list(item.token_ids) == sequence.token_ids[item.start : end], sequence, "wrong tokens"
+        )
+        covered = len(table.block_ids) * state.cache.config.block_size
+        _require(end <= covered, sequence, "its chunk has no blocks")
+        _require(
+            item.start // state.cache.config.block_size >= table.num_committed
+            or not state.cache.config.enable_prefix_caching,
+            sequence,
+            "its chunk would overwrite a cached block",
+        )

@@ -1,0 +1,136 @@
+"""What a step brought, gathered while the scheduler takes in the runner's output."""
+
+from dataclasses import dataclass
+
+from octavo.core.errors import InvariantError
+from octavo.core.ids import TokenId
+from octavo.core.plan import ModelRunnerOutput, ScheduledSequence
+from octavo.core.request import FinishReason, RequestStats, SequenceOutput, TokenLogprobs
+from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.stop import finish_reason
+
+
+@dataclass(frozen=True, slots=True)
+class StepUpdate:
+    """What a step brought its requests, in the order of the batch."""
+
+    outputs: tuple[SequenceOutput, ...] = ()
+    """For each request that got tokens or ended; others have none."""
+    finished: tuple[RequestStats, ...] = ()
+    """For each output with a finish reason."""
+    first_token_latencies_s: tuple[float, ...] = ()
+    """Arrival to first token, of requests that got their first."""
+    inter_token_latencies_s: tuple[float, ...] = ()
+    """Gap before each other token; 0 between tokens of one step."""
+    num_prompt_tokens: int = 0
+    """Prompt tokens computed, recompute after preemption included."""
+    num_generation_tokens: int = 0
+    """Tokens generated."""
+
+
+class StepOutcome:
+    """Collects a StepUpdate; made for the step, thrown away with it."""
+
+    __slots__ = ("_finished", "_first", "_gaps", "_now", "_num_prompt", "_outputs")
+
+    def __init__(self, now: float) -> None:
+        self._now = now
+        self._outputs: list[SequenceOutput] = []
+        self._finished: list[RequestStats] = []
+        self._first: list[float] = []
+        self._gaps: list[float] = []
+        self._num_prompt = 0
+
+    def count_computed(self, sequence: Sequence, item: ScheduledSequence) -> None:
+        """Count computed tokens; the newest output token belongs to a decode, not to a prompt."""
+        num_tokens = len(item.token_ids)
+        is_newest = item.start + num_tokens == len(sequence.token_ids)
+        if is_newest and len(sequence.token_ids) > sequence.num_prompt_tokens:
+            num_tokens -= 1
+        self._num_prompt += num_tokens
+
+    def add_tokens(self, sequence: Sequence, result: ModelRunnerOutput) -> FinishReason | None:
+        """Append the sampled tokens up to the one that ends the output, and emit them.
+
+        Returns:
+            Why the output ends, or None if it goes on.
+
+        Raises:
+            InvariantError: the runner sampled nothing, or left out logprobs that were asked for.
+        """
+        sampled = result.sampled.get(sequence.sequence_id, ())
+        if not sampled:
+            raise InvariantError("the runner sampled nothing", story=sequence.tell())
+        reason = None
+        num_new = 0
+        for token_id in sampled:
+            sequence.token_ids.append(token_id)
+            num_new += 1
+            self._time_token(sequence)
+            reason = finish_reason(sequence)
+            if reason is not None:
+                break
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if sequence.request.sampling.logprobs is not None:
+            logprobs = result.logprobs.get(sequence.sequence_id, ())[:num_new]
+            if len(logprobs) != num_new:
+                raise InvariantError("the runner left out logprobs", story=sequence.tell())
+        self._emit(sequence, sampled[:num_new], logprobs, reason)
+        return reason
+
+    def add_scored_prompt(self, sequence: Sequence) -> FinishReason:
+        """Emit the end of a request that only scores its prompt (``max_tokens`` 0)."""
+        self._emit(sequence, (), (), FinishReason.LENGTH)
+        return FinishReason.LENGTH
+
+    def add_error(self, sequence: Sequence, error: str) -> None:
+        """Emit the end of a request that failed."""
+        output = SequenceOutput(
+            sequence.request_id,
+            num_cached_tokens=sequence.num_cached_tokens,
+            finish_reason=FinishReason.ERROR,
+            error=error,
+        )
+        self._outputs.append(output)
+
+    def add_finished(self, stats: RequestStats) -> None:
+        """Keep the life of a request that ended."""
+        self._finished.append(stats)
+
+    def build(self) -> StepUpdate:
+        """Freeze what was collected."""
+        return StepUpdate(
+            outputs=tuple(self._outputs),
+            finished=tuple(self._finished),
+            first_token_latencies_s=tuple(self._first),
+            inter_token_latencies_s=tuple(self._gaps),
+            num_prompt_tokens=self._num_prompt,
+            num_generation_tokens=len(self._first) + len(self._gaps),
+        )
+
+    def _time_token(self, sequence: Sequence) -> None:
+        last = sequence.last_token_time
+        if last is None:
+            sequence.first_token_time = self._now
+            self._first.append(self._now - sequence.arrival_time)
+        else:
+            self._gaps.append(self._now - last)
+        sequence.last_token_time = self._now
+
+    def _emit(
+        self,
+        sequence: Sequence,
+        token_ids: tuple[TokenId, ...],
+        logprobs: tuple[TokenLogprobs, ...],
+        reason: FinishReason | None,
+    ) -> None:
+        output = SequenceOutput(
+            sequence.request_id,
+            token_ids,
+            logprobs,
+            sequence.take_prompt_logprobs(),
+            sequence.num_cached_tokens,
+            reason,
+            token_ids[-1] if reason is FinishReason.STOP else None,
+        )
+        self._outputs.append(output)

@@ -1,0 +1,94 @@
+"""The outermost layer: request ids, the key, draining, and a last word on errors."""
+
+import logging
+import re
+import uuid
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.core.errors import RequestError
+from octavo.core.events import Observer, RequestRejected
+from octavo.server.auth import OPEN_PATHS, KeyCheck
+from octavo.server.errors import ClientGoneError, error_response
+from octavo.server.lifecycle import Lifecycle
+
+logger = logging.getLogger(__name__)
+
+UUID_KEY: Final = "octavo.uuid"
+_REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+def request_uuid(scope: Scope) -> str:
+    """Return the unique name that the gate gave a request."""
+    name: str = scope[UUID_KEY]
+    return name
+
+
+class Gate:
+    """Wraps the application; every request passes here, whatever its path.
+
+    A request's ``X-Request-Id`` is returned with its answer, and made up if there is none (or one
+    that is no plain word of at most 128 characters).
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, keys: KeyCheck, lifecycle: Lifecycle, observer: Observer
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._lifecycle = lifecycle
+        self._observer = observer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        elif scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        else:
+            await self._answer(scope, receive, _Sender(scope, send, self._observer))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: "_Sender") -> None:
+        try:
+            if scope["path"] in OPEN_PATHS:
+                await self._app(scope, receive, send)
+                return
+            self._keys.check(_header(scope, b"authorization"))
+            with self._lifecycle.request():
+                await self._app(scope, receive, send)
+        except ClientGoneError:
+            logger.debug("A client left before its answer.")
+        except Exception as error:
+            if not isinstance(error, RequestError):
+                logger.exception("Answering %s %s failed.", scope["method"], scope["path"])
+            if send.started:
+                raise
+            await error_response(error)(scope, receive, send)
+
+
+class _Sender:
+    """Adds the request id to an answer's headers, and reports refusals."""
+
+    def __init__(self, scope: Scope, send: Send, observer: Observer) -> None:
+        scope[UUID_KEY] = uuid.uuid4().hex
+        given = _header(scope, b"x-request-id") or b""
+        self._id = given if _REQUEST_ID.fullmatch(given) else scope[UUID_KEY].encode()
+        self._counts = scope["method"] == "POST" and scope["path"].startswith("/v1/")
+        self._send = send
+        self._observer = observer
+        self.started = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            status = message["status"]
+            if self._counts and (400 <= status < 500 or status == 503):
+                self._observer.on_event(RequestRejected(status))
+            headers = [*message.get("headers", ()), (b"x-request-id", self._id)]
+            message = {**message, "headers": headers}
+        await self._send(message)
+
+
+def _header(scope: Scope, name: bytes) -> bytes | None:
+    return next((value for key, value in scope["headers"] if key == name), None)

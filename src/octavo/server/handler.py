@@ -1,0 +1,88 @@
+"""The life of a generation request, the same for completions and chat."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final, Generic
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.server.body import read_body
+from octavo.server.errors import json_response
+from octavo.server.gate import request_uuid
+from octavo.server.generation import ChoiceDelta, Generator, peek, until_gone
+from octavo.server.lifecycle import Lifecycle
+from octavo.server.ports import Tokenizer
+from octavo.server.responses import ChunkWriter, Collected, Envelope
+from octavo.server.streaming import EventStreamResponse, events
+from octavo.server.translate import Body, Job
+
+LONG_BODY_BYTES: Final = 32 << 10
+"""Longer bodies are translated on a thread, so that tokenizing them holds up no stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint(Generic[Body]):
+    """What differs between completions and chat."""
+
+    id_prefix: str
+    translate: Callable[[bytes], Job[Body]]
+    body: Callable[[Job[Body], Envelope, Tokenizer, Collected], dict[str, Any]]
+    chunks: Callable[[Job[Body], Envelope, Tokenizer], ChunkWriter]
+
+
+@dataclass(frozen=True, slots=True)
+class Handler(Generic[Body]):
+    """Answers the requests of one endpoint."""
+
+    endpoint: Endpoint[Body]
+    generator: Generator
+    tokenizer: Tokenizer
+    lifecycle: Lifecycle
+    system_fingerprint: str
+    max_body_bytes: int
+
+    async def __call__(self, request: Request) -> Response:
+        """Read the body, run what it asks for, answer in one piece or as a stream.
+
+        Raises:
+            RequestError: it is refused or fails before anything was answered.
+            ClientGoneError: the client left; nothing of it runs on.
+        """
+        body = await read_body(request, self.max_body_bytes)
+        return await until_gone(request.receive, self._answer(body, request_uuid(request.scope)))
+
+    async def _answer(self, body: bytes, name: str) -> Response:
+        async with self.lifecycle.deadline():
+            job = await self._translate(body)
+            envelope = Envelope(
+                id=f"{self.endpoint.id_prefix}{name}",
+                created=int(time.time()),
+                model=job.model,
+                system_fingerprint=self.system_fingerprint,
+            )
+            deltas = await peek(self.generator.run(job, envelope.id))
+            if not job.request.stream:
+                answer = await _collect(deltas, job)
+                return json_response(self.endpoint.body(job, envelope, self.tokenizer, answer))
+        options = job.request.stream_options
+        include_usage = options is not None and options.include_usage
+        writer = self.endpoint.chunks(job, envelope, self.tokenizer)
+        stream = events(deltas, writer, include_usage=include_usage)
+        return EventStreamResponse(stream, self.lifecycle)
+
+    async def _translate(self, body: bytes) -> Job[Body]:
+        if len(body) > LONG_BODY_BYTES:
+            return await asyncio.to_thread(self.endpoint.translate, body)
+        return self.endpoint.translate(body)
+
+
+async def _collect(deltas: AsyncGenerator[ChoiceDelta, None], job: Job[Body]) -> Collected:
+    answer = Collected(job.num_choices, len(job.prompts))
+    async with aclosing(deltas):
+        async for item in deltas:
+            answer.add(item)
+    return answer

@@ -1,0 +1,1 @@
+"""What clients may send: strict models of request bodies, and sentences for what is wrong."""

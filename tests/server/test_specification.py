@@ -1,0 +1,87 @@
+"""Answers against OpenAI's own specification."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from support_server import CHAT, COMPLETIONS, HELLO, ScriptedEngine, client_of, parse_events, post
+
+pytestmark = pytest.mark.shared
+Check = Callable[[str, Any], None]
+
+
+@pytest.fixture(scope="module")
+def check(shared: Path) -> Check:
+    """Validates a body against one of the specification's schemas."""
+    path = shared / "traces" / "openai" / "openapi.yaml"
+    with path.open(encoding="utf-8") as file:
+        document = yaml.load(file, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    schemas = {"components": {"schemas": nullable(document["components"]["schemas"])}}
+
+    def validate(name: str, body: Any) -> None:
+        jsonschema.validate(body, {"$ref": f"#/components/schemas/{name}", **schemas})
+
+    return validate
+
+
+def nullable(schema: Any) -> Any:
+    """Rewrite OpenAPI 3.0's ``nullable`` as JSON Schema has it."""
+    if isinstance(schema, list):
+        return [nullable(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    rewritten = {key: nullable(value) for key, value in schema.items() if key != "nullable"}
+    if schema.get("nullable") is True:
+        return {"anyOf": [rewritten, {"type": "null"}]}
+    return rewritten
+
+
+def test_the_check_can_fail(check: Check) -> None:
+    """A validator that passes everything would prove nothing."""
+    for name in ("CreateChatCompletionResponse", "ErrorResponse", "CreateCompletionResponse"):
+        with pytest.raises(jsonschema.ValidationError):
+            check(name, {"id": 5})
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 3}, {"logprobs": True, "top_logprobs": 2}], ids=str)
+async def test_chat(check: Check, fields: dict[str, Any]) -> None:
+    """Chat answers and chunks are what the specification describes."""
+    body = {"messages": HELLO, **fields}
+    answer = (await post(ScriptedEngine(), CHAT, body)).json()
+    check("CreateChatCompletionResponse", answer)
+    streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    for chunk in parse_events((await post(ScriptedEngine(), CHAT, streamed)).content):
+        check("CreateChatCompletionStreamResponse", chunk)
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 3}, {"logprobs": 2}, {"echo": True}], ids=str)
+async def test_completions(check: Check, fields: dict[str, Any]) -> None:
+    """Completions are what the specification describes; chunks but for the reason, which is null
+    until the last (the specification's schema forgets that, its server does not)."""
+    body = {"prompt": ["ab", "cd"], **fields}
+    answer = (await post(ScriptedEngine(), COMPLETIONS, body)).json()
+    check("CreateCompletionResponse", answer)
+    streamed = {**body, "stream": True}
+    for chunk in parse_events((await post(ScriptedEngine(), COMPLETIONS, streamed)).content):
+        for choice in chunk["choices"]:
+            choice["finish_reason"] = choice["finish_reason"] or "stop"
+        check("CreateCompletionResponse", chunk)
+
+
+async def test_models_and_errors(check: Check) -> None:
+    """Lists of models and errors of every status are what the specification describes."""
+    async with client_of(ScriptedEngine(), api_key="k") as client:
+        check("ErrorResponse", (await client.get("/v1/models")).json())
+        client.headers["Authorization"] = "Bearer k"
+        check("ListModelsResponse", (await client.get("/v1/models")).json())
+        check("Model", (await client.get("/v1/models/tiny")).json())
+        for path in ("/none", "/v1/models/none", CHAT):
+            check("ErrorResponse", (await client.get(path)).json())
+        check("ErrorResponse", (await client.post(CHAT, json={})).json())
+    check(
+        "ErrorResponse", (await post(ScriptedEngine(failure="x"), CHAT, {"messages": HELLO})).json()
+    )
