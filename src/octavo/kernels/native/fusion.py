@@ -47,8 +47,9 @@ def _late_norms(nodes: Sequence[Node]) -> list[Node]:
     out: list[Node] = []
     for node in nodes:
         before = out[-1] if out else None
-        follows = isinstance(before, Norm) and isinstance(node, TakeRows) and node.x is before.out
-        if follows and uses[before.out] == 1:
+        if not (isinstance(before, Norm) and isinstance(node, TakeRows)):
+            out.append(node)
+        elif node.x is before.out and uses[before.out] == 1:
             taken = Value(before.x.features, per_logits_row=True)
             out[-1] = TakeRows(taken, before.x)
             out.append(replace(before, out=node.out, x=taken))

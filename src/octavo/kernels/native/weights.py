@@ -106,7 +106,7 @@ class MatrixWeight:
                     for part in self.parts
                 ],
                 self.inputs,
-                choose_format(self.parts, precision),
+                int(choose_format(self.parts, precision)),
                 gated,
                 self.bias,
             )
