@@ -55,12 +55,18 @@ struct PackSource {
   int64_t num_parts;
 };
 
-// Activations quantised per group: int8 values, padded to whole groups, then one of these a group.
+// Activations quantised per group: int8 values, padded to whole groups, then one of these a group,
+// then a RowStart.
 struct GroupScale {
   float scale;
   float scaled_sum;     // scale * sum of the quantised values
-  int32_t start;        // where an accumulator of offset weights starts: -offset * sum
-  int32_t sum;
+  int32_t start;        // where a group's sum starts, if weights carry an offset: -offset * sum
+};
+
+// Where a row's sum starts if weights carry an offset and groups have no scale of their own: the
+// sum of scale * start over the groups.
+struct RowStart {
+  float start;
 };
 
 enum class Gate : int { kNone = 0, kSilu = 1, kGeluTanh = 2 };
@@ -170,7 +176,8 @@ struct KernelTable {
 // Bytes of one row of activations prepared for a quantised format.
 inline int64_t quantised_row_bytes(int64_t inputs) {
   const int64_t groups = (inputs + kGroup - 1) / kGroup;
-  return groups * (kGroup + static_cast<int64_t>(sizeof(GroupScale)));
+  const int64_t bytes = groups * (kGroup + static_cast<int64_t>(sizeof(GroupScale)));
+  return (bytes + static_cast<int64_t>(sizeof(RowStart)) + 15) / 16 * 16;
 }
 
 // Most tokens whose scores are held at once, and most query vectors of a tile (any set).

@@ -12,9 +12,9 @@ namespace octavo {
 
 namespace {
 
-// Turns of a spin loop before a waiting thread lets others run. A phase of a step lasts 5 to 500
-// microseconds, a pause about 40 ns: whoever waits longer shares its CPU with what it waits for.
-constexpr int kSpinsBeforeYield = 20000;
+// Turns of a spin loop before a waiting thread lets others run, some 100 microseconds. Phases of a
+// step end closer together than that: whoever waits longer shares its CPU with what it waits for.
+constexpr int kSpinsBeforeYield = 2000;
 // Turns of a spin loop between two steps before a worker sleeps: some 100 microseconds, the time
 // that the engine needs to sample and plan.
 constexpr int kSpinsBeforeSleep = 3000;

@@ -98,7 +98,11 @@ OCTAVO_INLINE void score_tile(const KVLayer& kv, const float* tile, const Unit* 
   const int64_t stride = kv.padded_slots * 4;
   for (int u = 0; u < count; u += N) {
     const uint8_t* keys[N];
-    for (int n = 0; n < N; ++n) keys[n] = units[u + n < count ? u + n : count - 1].keys;
+    const uint8_t* next[N];  // blocks lie anywhere: only the block table knows what comes next
+    for (int n = 0; n < N; ++n) {
+      keys[n] = units[u + n < count ? u + n : count - 1].keys;
+      next[n] = units[u + n + N < count ? u + n + N : count - 1].keys;
+    }
     F sum[M][N];
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m)
@@ -111,6 +115,7 @@ OCTAVO_INLINE void score_tile(const KVLayer& kv, const float* tile, const Unit* 
 #pragma GCC unroll 4
       for (int n = 0; n < N; ++n) {
         const U word = load_u32(keys[n] + at);
+        __builtin_prefetch(next[n] + at);
         low[n] = type == KVType::kF32 ? reinterpret_cast<F>(word) : lower_half(word);
         high[n] = upper_half(word);
       }
@@ -184,6 +189,7 @@ OCTAVO_INLINE void value_tile(const Unit* units, int count, const float* scores,
     for (int n = 0; n < N; ++n) sum[m][n] = load(sums + m * padded + d + n * kLanes) * factors[m];
   for (int u = 0; u < count; ++u) {
     const uint8_t* values = units[u].values + d * 4;
+    const int64_t ahead = units[u + 1 < count ? u + 1 : u].values - units[u].values;
     const float* p = scores + u * kLanes;
     constexpr int step = type == KVType::kF32 ? 1 : 2;
     for (int64_t t = 0; t < units[u].count; t += step, values += dim * 4, p += step) {
@@ -192,6 +198,7 @@ OCTAVO_INLINE void value_tile(const Unit* units, int count, const float* scores,
 #pragma GCC unroll 4
       for (int n = 0; n < N; ++n) {
         words[n] = load_u32(values + n * kLanes * 4);
+        __builtin_prefetch(values + ahead + n * kLanes * 4);
         low[n] = type == KVType::kF32 ? reinterpret_cast<F>(words[n]) : lower_half(words[n]);
       }
 #pragma GCC unroll 16

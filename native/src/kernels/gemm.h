@@ -87,26 +87,40 @@ OCTAVO_INLINE void add_group(const uint8_t* scales, const GroupScale* x, int64_t
   }
 }
 
-template <Format format, int M>
+// Asks for what lies this far ahead, if the panel comes from memory. The hardware's own prefetcher
+// starts too late for panels of a few kilobytes.
+constexpr int64_t kAhead = 4096;
+
+template <bool first_use>
+OCTAVO_INLINE void prefetch(const uint8_t* panel, int64_t bytes) {
+  if constexpr (first_use)
+#pragma GCC unroll 32
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(panel + kAhead + at);
+}
+
+template <Format format, int M, bool first_use>
 OCTAVO_INLINE void quantised_tile(const PackedWeight& weight, const uint8_t* panel,
                                   const uint8_t* x, int64_t stride, F (&out)[M][2]) {
+  constexpr bool has_minimum = format == Format::kU4GroupMin;
+  constexpr int64_t scales_at = group_bytes(format) - (has_minimum ? 4 : 2) * kPanel;
   const auto* scales = reinterpret_cast<const GroupScale*>(x + weight.groups * kGroup);
+  const auto row = [&](auto* first, int m) {
+    return reinterpret_cast<decltype(first)>(reinterpret_cast<const uint8_t*>(first) + m * stride);
+  };
+  if constexpr (format == Format::kI8Channel) {
+    const auto* start = reinterpret_cast<const RowStart*>(scales + weight.groups);
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) out[m][0] = out[m][1] = splat(row(start, m)->start);
+  }
   for (int64_t group = 0; group < weight.groups; ++group) {
     I sum[M][2];
 #pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-      const auto* row = reinterpret_cast<const GroupScale*>(
-          reinterpret_cast<const uint8_t*>(scales) + m * stride);
-      constexpr bool offset = format == Format::kI8Channel || format == Format::kI8Group;
-      sum[m][0] = sum[m][1] = splat_int(offset ? row->start : 0);
-    }
-    // Weights of few rows come from memory: ask for them well before the hardware would.
-    if constexpr (M <= 2)
-      for (int64_t ahead = 0; ahead < group_bytes(format); ahead += 64)
-        __builtin_prefetch(panel + 4096 + ahead);
+    for (int m = 0; m < M; ++m)
+      sum[m][0] = sum[m][1] =
+          format == Format::kI8Group ? splat_int(row(scales, m)->start) : I{};
+    prefetch<first_use>(panel, group_bytes(format));
     dot_group<format, M>(panel, x, stride, sum);
-    add_group<format, M>(panel + group_bytes(format) - (format == Format::kU4GroupMin ? 4 : 2) * kPanel,
-                         scales, stride, sum, out);
+    add_group<format, M>(panel + scales_at, scales, stride, sum, out);
     panel += group_bytes(format);
     x += kGroup;
     ++scales;
@@ -121,7 +135,7 @@ OCTAVO_INLINE void quantised_tile(const PackedWeight& weight, const uint8_t* pan
   }
 }
 
-template <Format format, int M>
+template <Format format, int M, bool first_use>
 OCTAVO_INLINE void float_tile(const PackedWeight& weight, const uint8_t* panel, const uint8_t* x,
                               int64_t stride, F (&out)[M][2]) {
   for (int64_t k = 0; k < weight.inputs; ++k) {
@@ -136,7 +150,7 @@ OCTAVO_INLINE void float_tile(const PackedWeight& weight, const uint8_t* panel, 
       w[1] = upper_half(pairs);
       panel += kPanel * 2;
     }
-    if constexpr (M <= 2) __builtin_prefetch(panel + 4096);
+    prefetch<first_use>(panel, format == Format::kF32 ? kPanel * 4 : kPanel * 2);
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
       const F a = splat(*reinterpret_cast<const float*>(x + m * stride + k * 4));
@@ -178,7 +192,8 @@ static __attribute__((noinline)) void finish_tile(const PackedWeight& weight, co
   }
 }
 
-template <Format format, int M>
+// `first_use`: no tile before this one has brought the panel into the caches.
+template <Format format, int M, bool first_use>
 static __attribute__((noinline)) void tile(const PackedWeight& weight, const GemmArgs& args,
                                            int64_t panel, int64_t row) {
   F out[M][2];
@@ -187,9 +202,9 @@ static __attribute__((noinline)) void tile(const PackedWeight& weight, const Gem
   const uint8_t* data = weight.data + panel * weight.panel_bytes;
   const uint8_t* x = args.x + row * args.x_stride;
   if constexpr (format == Format::kF32 || format == Format::kBF16)
-    float_tile<format, M>(weight, data, x, args.x_stride, out);
+    float_tile<format, M, first_use>(weight, data, x, args.x_stride, out);
   else
-    quantised_tile<format, M>(weight, data, x, args.x_stride, out);
+    quantised_tile<format, M, first_use>(weight, data, x, args.x_stride, out);
   float sums[M * kPanel] __attribute__((aligned(64)));
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
@@ -202,10 +217,12 @@ static __attribute__((noinline)) void tile(const PackedWeight& weight, const Gem
 template <Format format, int M>
 OCTAVO_INLINE void tile_of(int rows, const PackedWeight& weight, const GemmArgs& args,
                            int64_t panel, int64_t row) {
-  if (rows == M)
-    tile<format, M>(weight, args, panel, row);
-  else if constexpr (M > 1)
-    tile_of<format, M - 1>(rows, weight, args, panel, row);
+  if constexpr (M > 1)
+    if (rows < M) return tile_of<format, M - 1>(rows, weight, args, panel, row);
+  if (row == 0)
+    tile<format, M, true>(weight, args, panel, row);
+  else
+    tile<format, M, false>(weight, args, panel, row);
 }
 
 template <Format format, int kMaxRows>

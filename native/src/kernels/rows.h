@@ -52,32 +52,38 @@ static void rms_norm(const float* x, const float* weight, float eps, int64_t siz
 static void quantise(const float* x, int64_t inputs, uint8_t* out) {
   typedef int8_t S __attribute__((vector_size(kLanes)));
   typedef S SUnaligned __attribute__((aligned(1), may_alias));
+  constexpr int kVectors = kGroup / kLanes;
   const int64_t groups = (inputs + kGroup - 1) / kGroup;
   auto* scales = reinterpret_cast<GroupScale*>(out + groups * kGroup);
+  float start = 0.0f;
   for (int64_t group = 0; group < groups; ++group) {
-    constexpr int kVectors = kGroup / kLanes;
     F values[kVectors];
-    F most = F{}, poison = F{};
+    I most = I{};
+#pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       values[v] = load_upto(x, group * kGroup + v * kLanes, inputs);
-      most = larger(as_float(as_int(values[v]) & 0x7fffffff), most);
-      poison += values[v] * 0.0f;
+      // As integers, magnitudes of floats keep their order, and NaN lies above infinity.
+      most = larger(most, as_int(values[v]) & 0x7fffffff);
     }
-    const float largest = max_of(most);
-    const float scale = largest / 127.0f + sum_of(poison);
+    float largest;
+    const int32_t bits = max_of(most);
+    __builtin_memcpy(&largest, &bits, 4);
+    const float scale = bits < 0x7f800000 ? largest / 127.0f : __builtin_nanf("");
     // A reciprocal of a subnormal maximum would be infinite; such a group counts as zeros.
     const float inverse = largest > 1e-36f ? 127.0f / largest : 0.0f;
     I sum = I{};
+#pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       const I q = nearest(values[v] * inverse);
       sum += q;
       *reinterpret_cast<SUnaligned*>(out + group * kGroup + v * kLanes) =
           __builtin_convertvector(q, S);
     }
-    int32_t total = 0;
-    for (int lane = 0; lane < kLanes; ++lane) total += sum[lane];
-    scales[group] = {scale, scale * static_cast<float>(total), -kWeightOffset * total, total};
+    const int32_t total = sum_of(sum);
+    scales[group] = {scale, scale * static_cast<float>(total), -kWeightOffset * total};
+    start -= scale * static_cast<float>(kWeightOffset * total);
   }
+  reinterpret_cast<RowStart*>(scales + groups)->start = start;
 }
 
 static void add(const float* x, const float* y, int64_t size, float* out) {

@@ -53,15 +53,10 @@ OCTAVO_INLINE F lower_half(U pairs) { return reinterpret_cast<F>(pairs << 16); }
 OCTAVO_INLINE F upper_half(U pairs) { return reinterpret_cast<F>(pairs & 0xffff0000u); }
 
 OCTAVO_INLINE I lane_numbers() {
-  I numbers;
+  I numbers = {};
+#pragma GCC unroll 16
   for (int lane = 0; lane < kLanes; ++lane) numbers[lane] = lane;
   return numbers;
-}
-
-OCTAVO_INLINE float sum_of(F values) {
-  float total = 0;
-  for (int lane = 0; lane < kLanes; ++lane) total += values[lane];
-  return total;
 }
 
 // Products of four byte pairs added to each 32-bit lane.
@@ -165,10 +160,23 @@ OCTAVO_INLINE F smaller(F a, F b) { return choose(a < b, a, b); }
 
 #endif
 
-OCTAVO_INLINE float max_of(F values) {
-  float most = values[0];
-  for (int lane = 1; lane < kLanes; ++lane) most = values[lane] > most ? values[lane] : most;
-  return most;
+OCTAVO_INLINE I larger(I a, I b) { return choose(a > b, a, b); }
+
+// Folds a vector in halves; a loop over lanes would be a chain of extracts.
+template <typename V, typename Join>
+OCTAVO_INLINE auto fold(V values, Join join) {
+#pragma GCC unroll 4
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    const I rotated = (lane_numbers() + half) & (kLanes - 1);
+    values = join(values, __builtin_shuffle(values, rotated));
+  }
+  return values[0];
+}
+OCTAVO_INLINE float sum_of(F values) { return fold(values, [](F a, F b) { return a + b; }); }
+OCTAVO_INLINE int32_t sum_of(I values) { return fold(values, [](I a, I b) { return a + b; }); }
+OCTAVO_INLINE float max_of(F values) { return fold(values, [](F a, F b) { return larger(a, b); }); }
+OCTAVO_INLINE int32_t max_of(I values) {
+  return fold(values, [](I a, I b) { return larger(a, b); });
 }
 
 // Nearest integer, for |x| < 2^22: adding 1.5 * 2^23 leaves it in the low bits of the mantissa.
