@@ -9,7 +9,7 @@ namespace octavo {
 
 namespace {
 
-constexpr int64_t kBlockRows = 64;        // of activations that fit the second-level cache
+constexpr int64_t kBlockRows = 128;       // of activations that fit the second-level cache
 constexpr int64_t kMinRowsPerThread = 48; // from here on, threads take rows instead of columns
 constexpr int64_t kPrepareAlone = 2;      // rows that each thread prepares for itself: no barrier
 

@@ -1,7 +1,7 @@
 // Operations on single rows: norm, quantisation, addition, gates.
 
 OCTAVO_INLINE F gate_of(F x, Gate gate) {
-  if (gate == Gate::kSilu) return x / (1.0f + exp_of(-x));
+  if (gate == Gate::kSilu) return x * reciprocal(1.0f + exp_of(-x));
   // tanh is 1 in float32 beyond 16, and a cube of the clipped value cannot overflow.
   const F near = smaller(splat(16.0f), larger(splat(-16.0f), x));
   const F inner = 0.7978845608028654f * (near + 0.044715f * near * near * near);
