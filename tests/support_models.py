@@ -14,6 +14,7 @@ from octavo.models.decoder import build_decoder
 from octavo.models.tensor_layout import decoder_layout
 
 Float32 = NDArray[np.float32]
+NO_BLOCK = np.iinfo(np.int32).max
 
 
 def f32_tensor(values: NDArray[np.floating], name: str = "t") -> WeightTensor:
@@ -126,7 +127,8 @@ class PagedDriver:
             slots += [self._slot(table, position) for position in range(start, end)]
             self._done[name] = end
         width = max(len(self.tables[name]) for name, _ in work)
-        tables = [self.tables[n] + [0] * (width - len(self.tables[n])) for n, _ in work]
+        meaningless = [NO_BLOCK] * width  # whoever reads past a sequence's blocks must fail
+        tables = [(self.tables[name] + meaningless)[:width] for name, _ in work]
         ends_at = np.cumsum([0] + [count for _, count in work])
         rows = np.arange(len(token_ids)) if all_logits else ends_at[1:] - 1
         return StepBatch(

@@ -12,7 +12,6 @@ import httpx
 import orjson
 from fastapi import FastAPI
 
-from octavo.core.errors import RequestError
 from octavo.core.request import FinishReason, TokenLogprobs
 from octavo.core.sampling import SamplingParams
 from octavo.engine.outputs import GenerationDelta, ModelInfo
@@ -43,7 +42,10 @@ INFO = ModelInfo(
 
 
 class ByteTemplate:
-    """Writes each message as ``<role>content|``."""
+    """Writes each message as ``<role>content|``, and tools and calls as JSON."""
+
+    def __init__(self, text: str = "") -> None:
+        self.text = text
 
     def render(
         self,
@@ -53,7 +55,11 @@ class ByteTemplate:
         tools: Sequence[Mapping[str, object]] | None = None,
         **variables: object,
     ) -> str:
-        text = "".join(f"<{m['role']}>{m['content']}|" for m in messages)
+        text = "" if tools is None else f"{orjson.dumps(tools).decode()}|"
+        for message in messages:
+            calls = message.get("tool_calls")
+            written = "" if calls is None else orjson.dumps(calls).decode()
+            text += f"<{message['role']}>{message['content']}{written}|"
         text += "".join(f"[{name}={value}]" for name, value in variables.items())
         return text + ("<assistant>" if add_generation_prompt else "")
 
@@ -327,8 +333,3 @@ def live_server(
             found[0].call(found[0].server.stop)
         thread.join(30)
         assert not thread.is_alive()
-
-
-def require_refusal(error: RequestError) -> ScriptedEngine:
-    """Return an engine that refuses everything."""
-    return ScriptedEngine(refusal=error)

@@ -38,8 +38,13 @@ def test_files_fit_in_a_sitting(path: Path) -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_functions_fit_on_a_screen(path: Path) -> None:
     """Turns red when a function grows past a screen."""
-    long = [f.name for f in functions(path) if f.end_lineno - f.lineno >= MAX_FUNCTION_LINES]
+    long = [f.name for f in functions(path) if length_of(f) > MAX_FUNCTION_LINES]
     assert not long
+
+
+def length_of(function: Function) -> int:
+    """Lines from the first statement on: a command's options are a table, not a program."""
+    return function.end_lineno - function.body[0].lineno + 1
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)

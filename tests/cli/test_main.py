@@ -1,5 +1,6 @@
 """The command line without a model: help, weight of imports, and errors of one sentence."""
 
+import io
 import os
 import socket
 import subprocess
@@ -41,6 +42,41 @@ def test_every_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert {info.name or info.callback.__name__ for info in app.registered_commands} == set(  # type: ignore[union-attr]
         COMMANDS
     )
+
+
+FLAGS = [
+    "--host",
+    "--port",
+    "--served-model-name",
+    "--dtype",
+    "--max-model-len",
+    "--max-num-batched-tokens",
+    "--max-num-seqs",
+    "--block-size",
+    "--kv-cache-memory-bytes",
+    "--enable-prefix-caching",
+    "--no-enable-prefix-caching",
+    "--enable-chunked-prefill",
+    "--no-enable-chunked-prefill",
+    "--scheduling-policy",
+    "--api-key",
+    "--seed",
+    "--metrics-prefix",
+    "--backend",
+    "--shutdown-timeout",
+    "--log-level",
+    "--debug-invariants",
+]
+
+
+def test_flags_can_be_read_in_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red if help cuts the names of flags, or a flag that vLLM's users know is renamed."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["serve", "--help"]) == 0
+    words = capsys.readouterr().out.split()
+    assert [flag for flag in FLAGS if flag not in words] == []
 
 
 @pytest.mark.parametrize("args", [["--help"], *([command, "--help"] for command in COMMANDS)])
@@ -107,6 +143,7 @@ def test_wrong_usage_is_one_sentence_and_exit_code_2(
     [
         (["serve", "/no/such/file", "--port", "0"], "/no/such/file"),
         (["serve", "smolm2", "--port", "0"], "smollm2"),
+        (["serve", "--api-key", ""], "--api-key"),
         (["generate", "x", "--model", "/no/such.gguf"], "/no/such.gguf"),
         (["generate", "x", "--model", "nope"], "smollm2"),
         (["chat", "/no/such/folder/"], "/no/such/folder/"),
@@ -180,3 +217,24 @@ def test_progress_into_a_log_is_one_line(capsys: pytest.CaptureFixture[str]) -> 
         for done in range(0, 5_000_001, 1_000_000):
             show(done, 5_000_000)
     assert capsys.readouterr().err == "Fetching tiny (5 MB) ...\n"
+
+
+def test_input_that_is_no_text_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red if binary standard input ends in a traceback."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"))
+    code, err = _error(capsys, ["generate", "-", "--model", "/no/such/file"])
+    assert code == 1
+    assert "UTF-8" in err
+
+
+def test_a_metrics_prefix_that_no_name_can_have_is_told_before_loading(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Turns red if a mistyped prefix is only found when Prometheus cannot read the metrics."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"no model")
+    code, err = _error(capsys, ["serve", str(path), "--port", "0", "--metrics-prefix", "a b"])
+    assert code == 1
+    assert "--metrics-prefix" in err

@@ -1,5 +1,6 @@
 """What ``octavo serve`` prints, and a whole life of a served model."""
 
+import inspect
 import json
 import shlex
 import signal
@@ -8,12 +9,15 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.cli.serve import serve
 from octavo.cli.serving import curl_line, describe, url_of
+from octavo.engine.factory import EngineSettings
 from octavo.engine.outputs import ModelInfo
 
 INFO = ModelInfo(
@@ -38,6 +42,16 @@ def test_the_banner_says_what_an_operator_must_know() -> None:
         assert part in text
     for part in ("fcfs", "http://h:1", "curl it", "caching on"):
         assert part in text
+
+
+def test_defaults_of_flags_are_the_engines() -> None:
+    """Turns red if `octavo serve` and `LLM(...)` come to differ in what they do unasked."""
+    flags = {name: flag.default for name, flag in inspect.signature(serve).parameters.items()}
+    chosen = {"model", "served_model_name"}
+    settings = {item.name: item.default for item in fields(EngineSettings)}
+    assert {name: flags[name] for name in settings if name not in chosen} == {
+        name: default for name, default in settings.items() if name not in chosen
+    }
 
 
 @pytest.mark.parametrize("model", ["smollm2", "it's", 'a "b" $c', "ü"])

@@ -12,6 +12,7 @@ from octavo.core.plan import ModelRunnerOutput, SchedulerOutput
 from octavo.core.request import FinishReason
 from octavo.core.sampling import SamplingParams
 from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.core import STEP_FAILED
 from octavo.engine.outputs import GenerationDelta
 from octavo.models.tokenizer import Tokenizer
 from octavo.runner.fake import Faults
@@ -158,7 +159,7 @@ async def test_a_failed_step_hurts_only_its_plan(tokenizer: Tokenizer) -> None:
         assert engine.is_running
         assert engine.stats().usage.num_used == 0
     assert failed[-1].finish_reason is FinishReason.ERROR
-    assert "InjectedFault" in (failed[-1].error or "")
+    assert failed[-1].error == STEP_FAILED
     assert fine[-1].finish_reason is FinishReason.LENGTH
     reasons = [event.stats.finish_reason for event in recorder.of(RequestFinished)]
     assert reasons == [FinishReason.ERROR, FinishReason.LENGTH]

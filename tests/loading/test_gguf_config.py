@@ -58,6 +58,9 @@ BAD_SETTINGS: list[tuple[str, str, object]] = [
     ("llama", "attention__head_count_kv", [2, 2, 1]),
     ("llama", "attention__key_length", 15),
     ("llama", "attention__value_length", 8),
+    ("gemma3", "attention__key_length_swa", 8),
+    ("gemma3", "rope__freq_base_swa", 1.0),
+    ("gemma3", "rope__dimension_count_swa", 8),
     ("llama", "attention__layer_norm_rms_epsilon", ...),
     ("llama", "attention__layer_norm_rms_epsilon", 0.0),
     ("llama", "attention__layer_norm_rms_epsilon", math.nan),
@@ -78,6 +81,7 @@ BAD_SETTINGS: list[tuple[str, str, object]] = [
     ("llama", "rope__scaling__type", "foo"),
     ("llama", "rope__scaling__type", 2),
     ("llama", "rope__scaling__factor", -2.0),
+    ("llama", "rope__scaling__attn_factor", 2.0),
     ("llama", "rope__scaling__yarn_ext_factor", 0.5),
     ("llama", "rope__scaling__yarn_log_multiplier", 0.1),
     ("qwen2", "attention__sliding_window", 32),
@@ -97,9 +101,14 @@ def test_settings_refused_by_key(
     assert dotted in refused(tmp_path, architecture, **{key: value})
 
 
-def test_yarn_needs_its_factor(tmp_path: Path) -> None:
-    """LO-12: an incomplete scaling names what it lacks."""
-    assert "rope.scaling.factor" in refused(tmp_path, rope__scaling__type="yarn")
+def test_yarn_needs_sane_settings(tmp_path: Path) -> None:
+    """LO-12: an incomplete or absurd scaling names what it lacks."""
+    yarn = {"rope__scaling__type": "yarn"}
+    assert "rope.scaling.factor" in refused(tmp_path, **yarn)
+    yarn |= {"rope__scaling__factor": 1e30, "rope__scaling__original_context_length": 64}
+    assert "impossible context length" in refused(tmp_path, **yarn)
+    yarn |= {"rope__scaling__factor": 4.0, "rope__scaling__yarn_beta_slow": 32.0}
+    assert "yarn_beta_fast" in refused(tmp_path, **yarn)
 
 
 @pytest.mark.parametrize("value", ["gpt2", "qwen2moe", "gemma2", "", ...])

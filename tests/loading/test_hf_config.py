@@ -5,9 +5,12 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from octavo.core.errors import LoadError
 from octavo.models.hf_config import HFConfig, read_hf_config
+from octavo.models.rope import build_rope
 from support_loading import ARCHITECTURES, hf_config
 
 
@@ -267,3 +270,36 @@ def test_auto_map_is_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         read("llama", auto_map={"AutoModel": "x.Y"})
     assert "auto_map" in caplog.text
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+ROPE = st.dictionaries(
+    st.sampled_from(
+        ["type", "rope_type", "factor", "original_max_position_embeddings", "beta_fast"]
+    ),
+    st.sampled_from(["yarn", "linear", "llama3", 1, 2.0, 0, "x"]) | JSON,
+)
+KEYS = sorted({key for architecture in ARCHITECTURES for key in hf_config(architecture)})
+EXTRA = ["rope_scaling", "rope_parameters", "text_config", "layer_types", "quantization_config"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    architecture=st.sampled_from([*ARCHITECTURES, "multimodal"]),
+    changes=st.dictionaries(st.sampled_from([*KEYS, *EXTRA]), JSON | ROPE, max_size=4),
+)
+def test_any_json_is_read_or_refused(architecture: str, changes: dict[str, object]) -> None:
+    """LO-12: whatever values config.json holds, the outcome is a configuration or a LoadError."""
+    config = multimodal() if architecture == "multimodal" else hf_config(architecture)
+    try:
+        decoder = read_hf_config(config | changes, "config.json").decoder
+    except LoadError:
+        return
+    assert decoder.num_heads % decoder.num_kv_heads == 0
+    assert decoder.num_layers <= 1000
+    assert decoder.max_position >= 1
+    build_rope(decoder.rope)

@@ -107,6 +107,8 @@ BAD_SCALINGS: list[tuple[str, object]] = [
     ("low_freq_factor", YARN | {"rope_type": "llama3", "high_freq_factor": 4.0}),
     ("high_freq_factor", LLAMA3 | {"rope_type": "llama3", "high_freq_factor": 1.0}),
     ("beta_fast", YARN | {"rope_type": "yarn", "beta_fast": 1, "beta_slow": 32}),
+    ("factor", YARN | {"rope_type": "yarn", "factor": 1e-9}),
+    ("factor", YARN | {"rope_type": "yarn", "factor": 1e300}),
     ("truncate", YARN | {"rope_type": "yarn", "truncate": False}),
     ("partial_rotary_factor", {"rope_type": "default", "partial_rotary_factor": 0.5}),
     (

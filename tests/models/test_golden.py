@@ -54,7 +54,7 @@ def test_greedy_tokens_and_logits(
 
 
 def test_all_cases_in_one_batch(paged: PagedDriver, cases: list[dict[str, Any]]) -> None:
-    """Decoded side by side, each case still gives its own tokens and logits."""
+    """Decoded side by side, each case still gives its own five largest logits at each step."""
     longest = max(len(case["gen_ids"]) for case in cases)
     for number, case in enumerate(cases):
         paged.add(str(number), case["prompt_ids"] + case["gen_ids"])

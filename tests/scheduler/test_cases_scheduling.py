@@ -46,19 +46,23 @@ def test_a_victim_of_this_very_step_leaves_the_plan():
 
 
 def test_the_withdrawn_budget_is_spent_in_the_same_step():
-    """SC-02: the victim's tokens are not lost to the step: a later prefill gets them."""
+    """SC-02: the victim's token is not lost to the step: the prefill behind it gets it."""
     harness = Harness(
-        num_blocks=12, block_size=2, max_num_batched_tokens=4, max_num_seqs=4, policy="priority"
+        num_blocks=23, block_size=2, max_num_batched_tokens=4, max_num_seqs=4, policy="priority"
     )
-    harness.add("low", prompt_of(1, 4), priority=9, max_tokens=20)
+    harness.add("low", prompt_of(1, 2), priority=9, max_tokens=20)
     harness.step()
-    harness.add("high", prompt_of(2, 4), priority=0, max_tokens=20)
+    harness.add("high", prompt_of(2, 3), priority=0, max_tokens=20)
+    harness.step()
+    harness.add("prefill", prompt_of(3, 36), priority=5, max_tokens=1)
     while not harness.scheduler.stats().preemptions_total:
         plan = harness.schedule()
-        last = harness.execute(plan)
-    assert [item.sequence_id for item in plan.scheduled] == [1]
+        harness.execute(plan)
+    placed = {item.sequence_id: len(item.token_ids) for item in plan.scheduled}
     assert plan.released == (0,)
-    assert len(last.outputs) == 1
+    assert placed == {1: 1, 2: 3}
+    harness.run()
+    harness.assert_idle()
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])

@@ -2,11 +2,22 @@
 
 import pytest
 
-from octavo.core.request import CacheIdentity, FinishReason
-from support_scheduler import Harness, expected_output
+from octavo.core.ids import RequestId, SequenceId
+from octavo.core.request import CacheIdentity, FinishReason, Request
+from octavo.core.sampling import SamplingParams
+from octavo.scheduler.lifecycle import SequenceStatus
+from octavo.scheduler.prefix_wait import PrefixWait
+from octavo.scheduler.sequence import Sequence
+from support_scheduler import IDENTITY, Harness, expected_output
 
 VOCAB = 97
 PREFIX = list(range(40))
+
+
+def make(number, prompt):
+    """Return a fresh sequence."""
+    request = Request(RequestId(f"r{number}"), tuple(prompt), SamplingParams(seed=0), IDENTITY, 0.0)
+    return Sequence(SequenceId(number), request, 4, frozenset())
 
 
 def sharing(harness, count, **sampling):
@@ -74,17 +85,48 @@ def test_nobody_waits_for_a_leader_that_left(how):
 
 
 def test_nobody_waits_twice_for_a_preempted_leader():
-    """A preempted leader releases its followers: they compute what they need themselves."""
+    """A preempted leader that runs again holds its followers no more: they start beside it."""
+    wait = PrefixWait(block_size=4)
+    leader, follower = make(0, PREFIX), make(1, [*PREFIX[:20], 90])
+    leader.move(SequenceStatus.RUNNING, "")
+    assert wait.hold(follower, 0, [leader])
+    assert wait.is_held(follower)
+    assert follower.wait_target == 20
+    leader.move(SequenceStatus.PREEMPTED, "")
+    leader.num_preemptions += 1
+    leader.move(SequenceStatus.RUNNING, "")
+    assert not wait.is_held(follower)
+    assert not wait.hold(follower, 0, [leader])
+    longer = make(2, [*PREFIX[:20], 90, 1])
+    longer.move(SequenceStatus.RUNNING, "")
+    assert not wait.hold(follower, 0, [longer]), "no more to gain than it waited for before"
+
+
+def test_preempted_leaders_and_their_followers_finish():
+    """The same with real steps: both are preempted or held at times and end with their tokens."""
     harness = Harness(num_blocks=16, block_size=2, max_num_batched_tokens=4, max_num_seqs=3)
     harness.add("old", [3, 4, 5], max_tokens=14)
     harness.step()
-    sharing_prompt = list(range(60, 82))
-    harness.add("leader", [*sharing_prompt, 1], max_tokens=2)
-    harness.add("follower", [*sharing_prompt, 2], max_tokens=2)
+    prompt = list(range(60, 82))
+    harness.add("leader", [*prompt, 1], max_tokens=2)
+    harness.add("follower", [*prompt, 2], max_tokens=2)
     harness.run()
     assert harness.finished["leader"].num_preemptions > 0
     for name, last in (("leader", 1), ("follower", 2)):
-        assert harness.tokens[name] == expected_output([*sharing_prompt, last], 2, VOCAB)
+        assert harness.tokens[name] == expected_output([*prompt, last], 2, VOCAB)
+
+
+def test_an_equal_block_after_another_prefix_is_not_waited_for():
+    """Blocks are equal only after equal prefixes: this wait would end without a hit."""
+    harness = Harness(block_size=4)
+    harness.add("warm", [2, 2, 2, 2, 0], max_tokens=1)
+    harness.run()
+    harness.add("a", [1, 1, 1, 1, 5, 5, 5, 5, 9])
+    harness.add("b", [2, 2, 2, 2, 5, 5, 5, 5, 9])
+    assert [(item.sequence_id, item.start) for item in harness.schedule().scheduled] == [
+        (1, 0),
+        (2, 4),
+    ]
 
 
 def test_only_what_may_be_shared_is_waited_for():

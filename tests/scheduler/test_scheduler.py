@@ -372,3 +372,35 @@ def test_the_oracle_notices_wrong_kv():
         harness.step()
     assert isinstance(harness.oracle, PagedOracle)
     assert isinstance(harness.oracle.rows[0], Row)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [(0, "are missing"), (3, "more prompt logprobs than prompt tokens")],
+)
+def test_wrong_numbers_of_prompt_logprobs_are_bugs(entries, message):
+    """One entry per scored position: a runner that gives fewer or more is told so."""
+    harness = Harness()
+    harness.add("r", [1, 2, 3], prompt_logprobs=0)
+    plan = harness.schedule()
+    result = harness.oracle.execute(plan)
+    result.prompt_logprobs[0] = (result.prompt_logprobs[0][0],) * entries
+    with pytest.raises(InvariantError, match=message):
+        harness.scheduler.update(plan, result, 0.0)
+
+
+class Never:
+    """A broken admission policy."""
+
+    def may_admit(self, need, num_running):
+        """Refuse everything."""
+        return False
+
+
+def test_an_admission_policy_that_refuses_an_idle_cache_is_a_bug():
+    """Waiting for ever with nothing running must end in an error, not in silence."""
+    config = SchedulerConfig(max_model_len=64)
+    scheduler = Scheduler(config, KVCacheManager(CacheConfig(8)), admission=Never())
+    scheduler.add(Request(RequestId("r"), (1,), SamplingParams(seed=0), IDENTITY, 0.0))
+    with pytest.raises(InvariantError, match="does not fit an idle cache"):
+        scheduler.schedule(0.0)

@@ -373,21 +373,27 @@ async def test_request_ids_are_made_up(given: str | None) -> None:
 
 
 async def test_rejections_are_reported() -> None:
-    """ME-03: refusals are counted apart: each 4xx of a generation route once, answers never."""
+    """ME-03: refusals are counted apart, each once; answers, and failures of what the engine had
+    taken, never."""
     seen = []
 
     class Watcher:
         def on_event(self, event: Any) -> None:
             seen.append(event.status)
 
-    async with client_of(ScriptedEngine(), observer=Watcher(), api_key="k") as client:
+    engine = ScriptedEngine()
+    async with client_of(engine, observer=Watcher(), api_key="k") as client:
         await client.post(CHAT, json=MINIMAL[CHAT])
         client.headers["Authorization"] = "Bearer k"
         await client.post(CHAT, json=MINIMAL[CHAT])
         await client.post(CHAT, json={})
         await client.post(COMPLETIONS, json={"prompt": []})
         await client.get("/v1/models/none")
-    assert seen == [401, 400, 400]
+        engine.failure = UnavailableError("The engine has stopped.")
+        check_error(await client.post(CHAT, json=MINIMAL[CHAT]), 503)
+        engine.refusal = engine.failure
+        check_error(await client.post(CHAT, json=MINIMAL[CHAT]), 503)
+    assert seen == [401, 400, 400, 503]
 
 
 async def test_full_queue() -> None:

@@ -175,7 +175,7 @@ async def test_empty_prompt_without_any_start_token() -> None:
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].tool_call_id"),
         (
             {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]},
-            "messages[0].tool_calls",
+            "messages[0].tool_calls[0]",
         ),
     ],
 )
@@ -204,7 +204,7 @@ async def test_histories_as_clients_send_them_back() -> None:
     assert (await post(engine, CHAT, {"messages": history})).status_code == 200
     prompt = bytes(engine.calls[0]["prompt"]).decode()
     assert prompt.startswith("<system>be brief|<user>[{'type': 'text', 'text': 'a'}")
-    assert prompt.endswith("<assistant>c|<tool>d|<assistant>")
+    assert prompt.endswith("<assistant>c|<user><tool_response>\nd\n</tool_response>|<assistant>")
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -707,3 +707,16 @@ async def test_every_sampling_field_reaches_the_engine() -> None:
         assert {name: getattr(sampling, name) for name in sent} == sent
         assert {name: list(getattr(sampling, name)) for name in lists} == lists
         assert math.isclose(sampling.top_p, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "n", "status"),
+    [(2049, 1, 400), (100, 128, 400), (1025, 2, 400), (16, 128, 200)],
+)
+async def test_choices_have_a_limit(num_prompts: int, n: int, status: int) -> None:
+    """One body cannot put any number of sequences into the engine."""
+    body = {"prompt": ["a"] * num_prompts, "n": n, "max_tokens": 0}
+    response = await post(ScriptedEngine(), COMPLETIONS, body)
+    assert response.status_code == status
+    if status == 200:
+        assert len(response.json()["choices"]) == num_prompts * n

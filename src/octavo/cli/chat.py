@@ -7,21 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from octavo.cli import options
 from octavo.cli.console import print_error, print_note
-from octavo.cli.options import (
-    Backend,
-    Dtype,
-    KVCacheMemoryBytes,
-    MaxModelLen,
-    MaxTokens,
-    MinP,
-    ModelArgument,
-    RepetitionPenalty,
-    Seed,
-    Temperature,
-    TopK,
-    TopP,
-)
 from octavo.core.errors import RequestError
 from octavo.core.sampling import SamplingParams
 
@@ -33,19 +20,19 @@ HELP = "/reset forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops 
 
 
 def chat(
-    model: ModelArgument = "smollm2",
+    model: options.ModelArgument = "smollm2",
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
-    max_tokens: MaxTokens = 512,
-    temperature: Temperature = 0.7,
-    top_p: TopP = 0.95,
-    top_k: TopK = 0,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    seed: Seed = None,
-    backend: Backend = "auto",
-    dtype: Dtype = "auto",
-    max_model_len: MaxModelLen = None,
-    kv_cache_memory_bytes: KVCacheMemoryBytes = None,
+    max_tokens: options.MaxTokens = 512,
+    temperature: options.Temperature = 0.7,
+    top_p: options.TopP = 0.95,
+    top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    seed: options.Seed = None,
+    backend: options.Backend = "auto",
+    dtype: options.Dtype = "auto",
+    max_model_len: options.MaxModelLen = None,
+    kv_cache_memory_bytes: options.KVCacheMemoryBytes = None,
 ) -> None:
     """Talk with a model in this process; answers stream as they come.
 

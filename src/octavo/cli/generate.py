@@ -7,22 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from octavo.cli.options import (
-    Backend,
-    Dtype,
-    Json,
-    KVCacheMemoryBytes,
-    MaxModelLen,
-    MaxTokens,
-    MinP,
-    ModelOption,
-    RepetitionPenalty,
-    Seed,
-    Stop,
-    Temperature,
-    TopK,
-    TopP,
-)
+from octavo.cli import options
 from octavo.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -31,25 +16,25 @@ if TYPE_CHECKING:
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue; - reads standard input.")],
-    model: ModelOption = "smollm2",
+    model: options.ModelOption = "smollm2",
     is_chat: Annotated[
         bool, typer.Option("--chat", help="Put the prompt through the model's chat template.")
     ] = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print text as it comes.")] = False,
-    as_json: Json = False,
+    as_json: options.Json = False,
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="Number of completions.")] = 1,
-    max_tokens: MaxTokens = 128,
-    temperature: Temperature = 0.0,
-    top_p: TopP = 1.0,
-    top_k: TopK = 0,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    stop: Stop = None,
-    seed: Seed = None,
-    backend: Backend = "auto",
-    dtype: Dtype = "auto",
-    max_model_len: MaxModelLen = None,
-    kv_cache_memory_bytes: KVCacheMemoryBytes = None,
+    max_tokens: options.MaxTokens = 128,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    stop: options.Stop = None,
+    seed: options.Seed = None,
+    backend: options.Backend = "auto",
+    dtype: options.Dtype = "auto",
+    max_model_len: options.MaxModelLen = None,
+    kv_cache_memory_bytes: options.KVCacheMemoryBytes = None,
 ) -> None:
     """Complete a prompt with a model in this process."""
     if stream and (as_json or n > 1):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import typer
 
+from octavo import __version__
 from octavo.cli.chat import chat
 from octavo.cli.console import print_error
 from octavo.cli.generate import generate
@@ -19,6 +20,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut the names of flags in 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
     help="An LLM inference server whose KV cache you can see, steer and trust.",
     epilog="Example: octavo serve smollm2 --port 8000",
@@ -27,9 +29,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        print(f"octavo {version('octavo')}")
+        print(f"octavo {__version__}")
         raise typer.Exit
 
 
@@ -60,6 +60,9 @@ def run(args: Sequence[str]) -> int:
         return error.exit_code
     except (SetupError, RequestError) as error:
         print_error(error.message)
+        return 1
+    except UnicodeDecodeError:  # standard input is the only text that commands read themselves
+        print_error("Standard input is not UTF-8 text.")
         return 1
     return code if isinstance(code, int) else 0
 

@@ -1,4 +1,4 @@
-"""Flags that several commands share, declared once; names are vLLM's where the idea is."""
+"""All flags but those of one command alone, declared once; names are vLLM's where the idea is."""
 
 import re
 from decimal import Decimal
@@ -58,9 +58,60 @@ KVCacheMemoryBytes = Annotated[
         show_default="4GiB, or 40 % of free memory if less",
     ),
 ]
+MaxNumBatchedTokens = Annotated[
+    int, typer.Option(min=1, help="Token budget of a step, prompts and decodes together.")
+]
+MaxNumSeqs = Annotated[int, typer.Option(min=1, help="Most sequences that run at once.")]
+BlockSize = Annotated[int, typer.Option(min=1, help="Token slots per KV block.")]
+PrefixCaching = Annotated[
+    bool,
+    typer.Option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        help="Share the KV of equal prefixes.",
+    ),
+]
+ChunkedPrefill = Annotated[
+    bool,
+    typer.Option(
+        "--enable-chunked-prefill/--no-enable-chunked-prefill",
+        help="Compute long prompts in chunks beside running requests.",
+    ),
+]
+SchedulingPolicy = Annotated[Literal["fcfs", "priority"], typer.Option(help="Order of the queue.")]
 EngineSeed = Annotated[
     int | None,
     typer.Option("--seed", help="Seed of requests that name none.", show_default="drawn"),
+]
+DebugInvariants = Annotated[
+    bool, typer.Option("--debug-invariants", help="Check every invariant after each step (slow).")
+]
+
+# The server
+Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")]
+ServedModelName = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A name that clients may use; may be given several times.",
+        show_default="the alias, or the file's stem",
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(envvar="OCTAVO_API_KEY", help="What clients must send as bearer token."),
+]
+MaxNumQueuedReqs = Annotated[
+    int | None,
+    typer.Option(min=0, help="Longest queue before requests get 429.", show_default="no bound"),
+]
+MetricsPrefix = Annotated[
+    str, typer.Option(help="First part of metric names; vllm: fits vLLM's dashboards.")
+]
+ShutdownTimeout = Annotated[
+    float, typer.Option(min=0, help="Seconds that running requests get to finish at the end.")
+]
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"], typer.Option(help="How much to log.")
 ]
 
 # Sampling

@@ -2,12 +2,12 @@
 
 import typer
 
+from octavo.cli import options
 from octavo.cli.console import byte_progress, print_error
-from octavo.cli.options import Json, ModelArgument
 
 
-def pull(model: ModelArgument = "smollm2", as_json: Json = False) -> None:
-    """Fetch a model into the cache folder, or check that the one there is whole."""
+def pull(model: options.ModelArgument = "smollm2", as_json: options.Json = False) -> None:
+    """Fetch a model into the cache folder, or check the one there."""
     from octavo.models.source import default_cache_dir
     from octavo.models.source import pull as fetch
 

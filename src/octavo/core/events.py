@@ -87,7 +87,8 @@ Event = StepCompleted | StateChanged | RequestFinished | RequestRejected
 class Observer(Protocol):
     """Receives events on the thread where they happen; must be quick and must not raise."""
 
-    def on_event(self, event: Event) -> None: ...
+    def on_event(self, event: Event) -> None:
+        """Take in one event."""
 
 
 class NullObserver:

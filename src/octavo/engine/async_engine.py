@@ -144,8 +144,8 @@ class AsyncEngine:
             self._loop.call_soon_threadsafe(self._take, outbox)
 
     def _take(self, outbox: Outbox) -> None:
-        if outbox.failure is not None:
-            self._fail(f"The engine has stopped because of a fault: {outbox.failure}")
+        if outbox.has_failed:
+            self._fail("The engine has stopped because of a fault; the server must be restarted.")
             return
         for done in self._processor.process(outbox.outputs):
             if done.stopped_after is not None:

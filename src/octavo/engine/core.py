@@ -1,6 +1,7 @@
 """One step: plan it, compute it, take in what came of it."""
 
 import logging
+from typing import Final
 
 from octavo.core.clock import Clock
 from octavo.core.errors import InvariantError
@@ -12,6 +13,9 @@ from octavo.scheduler.outcome import StepUpdate
 from octavo.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
+
+STEP_FAILED: Final = "Computing this request failed on the server, whose log says why."
+"""All that a client is told; what broke is the operator's business."""
 
 
 class EngineCore:
@@ -71,10 +75,9 @@ class EngineCore:
             result = self._runner.execute(plan)
         except InvariantError:  # KV may be corrupt: going on could answer with another's text
             raise
-        except Exception as error:  # whatever broke, only this plan's sequences pay for it
+        except Exception:  # whatever broke, only this plan's sequences pay for it
             logger.exception("Step %d failed.", plan.step)
-            message = f"Computing this request failed: {type(error).__name__}: {error}"
-            return self._scheduler.fail(plan, message, self._clock())
+            return self._scheduler.fail(plan, STEP_FAILED, self._clock())
         return self._scheduler.update(plan, result, self._clock())
 
     def _report(self, started: float, plan: SchedulerOutput, update: StepUpdate) -> None:

@@ -87,7 +87,9 @@ def build_engine(settings: EngineSettings, observer: Observer) -> EngineParts:
         SetupError: a setting or a model file is wrong.
     """
     checkpoint = open_checkpoint(settings.model)
-    tokenizer = load_tokenizer(checkpoint.tokenizer_source)
+    tokenizer = load_tokenizer(
+        checkpoint.tokenizer_source, model_vocab_size=checkpoint.config.vocab_size
+    )
     dtype: Literal["float32", "bfloat16"] = (
         "float32" if settings.dtype == "auto" else settings.dtype
     )

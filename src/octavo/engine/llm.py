@@ -74,17 +74,18 @@ class LLM:
         Raises:
             RequestError: the messages do not fit the template, or the model has none.
         """
-        template = self._parts.tokenizer.chat_template
-        if template is None:
+        variables = dict(chat_template_kwargs or {})
+        if taken := variables.keys() & {"add_generation_prompt", "tools"}:
             raise InvalidRequestError(
-                "This model has no chat template: use generate().", param="messages"
+                f"chat_template_kwargs must not set {', '.join(sorted(taken))}.",
+                param="chat_template_kwargs",
             )
         talks = [messages] if messages and isinstance(messages[0], Mapping) else messages
         texts = [
-            template.render(
+            self._parts.tokenizer.render_chat(
                 talk,  # type: ignore[arg-type]
                 add_generation_prompt=add_generation_prompt,
-                **(chat_template_kwargs or {}),
+                **variables,
             )
             for talk in talks
         ]

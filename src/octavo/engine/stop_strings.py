@@ -1,5 +1,6 @@
 """Finds stop strings in a text that comes in pieces."""
 
+import re
 from collections.abc import Sequence
 
 
@@ -19,6 +20,7 @@ class StopStringMatcher:
             include: whether the stop string itself is passed on.
         """
         self._automata = [_PrefixAutomaton(text) for text in stop]
+        self._starts = re.compile("|".join({re.escape(text[0]) for text in stop}))
         self._include = include
         self._held = ""
         self._matched = False
@@ -32,13 +34,21 @@ class StopStringMatcher:
             return "", None
         if not self._automata:
             return text, None
-        for position, character in enumerate(text):
-            complete = [a for a in self._automata if a.advance(character)]
+        kept = len(self._held)
+        position = 0
+        while position < len(text):
+            if not kept:  # no stop string has begun, so skip to where one can
+                start = self._starts.search(text, position)
+                if start is None:
+                    break
+                position = start.start()
+            complete = [a.text for a in self._automata if a.advance(text[position])]
+            position += 1
             if complete:
-                stop = max((a.text for a in complete), key=len)
-                return self._end(text[: position + 1], stop), stop
+                stop = max(complete, key=len)
+                return self._end(text[:position], stop), stop
+            kept = max(a.matched for a in self._automata)
         pending = self._held + text
-        kept = max(a.matched for a in self._automata)
         self._held = pending[len(pending) - kept :]
         return pending[: len(pending) - kept], None
 

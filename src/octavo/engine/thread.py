@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from octavo.core.errors import InvariantError, RequestError
+from octavo.core.errors import RequestError
 from octavo.core.ids import RequestId
 from octavo.core.request import FinishReason, Request, RequestStats, SequenceOutput
 from octavo.engine.core import EngineCore
@@ -50,7 +50,7 @@ class Outbox:
 
     outputs: tuple[SequenceOutput, ...] = ()
     finished: tuple[RequestStats, ...] = ()
-    failure: str | None = None
+    has_failed: bool = False
     """Set once, when the engine has stopped for good because of a bug."""
 
 
@@ -91,12 +91,9 @@ class EngineThread:
                 if self._core.has_work():
                     update = self._core.step()
                     self._deliver(Outbox(update.outputs, update.finished))
-        except InvariantError as error:
-            logger.critical("The engine stopped because of a bug: %s", error)
-            self._deliver(Outbox(failure=error.message))
-        except Exception as error:
+        except Exception:
             logger.critical("The engine stopped because of a bug.", exc_info=True)
-            self._deliver(Outbox(failure=f"{type(error).__name__}: {error}"))
+            self._deliver(Outbox(has_failed=True))
 
     def _take_commands(self) -> bool:
         """Take what is in the inbox, waiting for a command if there is no work; False: stop."""

@@ -62,7 +62,10 @@ class AttentionPlan:
 def plan_attention(
     batch: StepBatch, window: int | None, block_size: int, slot_values: int
 ) -> AttentionPlan:
-    """Cut the batch into work; ``slot_values`` is the number of key values in a slot."""
+    """Cut the batch into work; ``slot_values`` is the number of key values in a slot.
+
+    The tokens of a sequence in a batch are its last ones: positions end at ``kv_lens - 1``.
+    """
     lens = np.diff(batch.cu_query_lens)
     starts = batch.kv_lens - lens
     seen_from = np.zeros_like(starts) if window is None else np.maximum(0, starts - window + 1)

@@ -43,6 +43,8 @@ class ChatTemplate:
         sandbox = TemplateSandbox(now)
         self._templates = {name: _compile(sandbox, name, text) for name, text in templates.items()}
         self._special_tokens = dict(special_tokens)
+        self.text = "\n".join(templates.values())
+        """All that the templates say, to see what they know of (tools, reasoning)."""
 
     def render(
         self,

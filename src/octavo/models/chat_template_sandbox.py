@@ -6,25 +6,34 @@ bounded.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sized
 from datetime import datetime
+from functools import wraps
+from inspect import unwrap
+from types import BuiltinMethodType
 from typing import Final, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes, pass_context
 from jinja2.environment import Template
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import do_format
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-MAX_STEPS: Final = 2_000_000
-"""Most loop turns and calls in one rendering."""
-MAX_TEXT: Final = 64 * 2**20
+MAX_STEPS: Final = 300_000
+"""Most loop turns in one rendering: about a second, or thousands of messages."""
+CALL_STEPS: Final = 5
+"""Loop turns that a call counts for."""
+MAX_TEXT: Final = 16 * 2**20
 """Most characters of a text, or items of a list, that a template may build."""
 MAX_INTEGER_BITS: Final = 4096
 
+_PADDING_FILTERS: Final = ("center", "indent", "batch", "slice")
+_LONG_NUMBER: Final = re.compile(r"\d{8,}")
 _BUDGET: Final = "rendering budget"  # not an identifier, so no template can name it
 _OTHER_FILES: Final = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 
@@ -106,12 +115,15 @@ class _PlainNamespace(Namespace):
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """Compiles chat templates as Hugging Face's transformers does, with limits added."""
 
-    intercepted_binops = frozenset({"+", "*", "**"})
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
         )
+        for name in _PADDING_FILTERS:
+            self.filters[name] = _limit_padding(self.filters[name])
+        self.filters["format"] = _limit_format
         self.filters["tojson"] = _to_json
         self.filters[_limit_loop.__name__] = _limit_loop
         self.filters[_limit_text.__name__] = _limit_text
@@ -130,9 +142,14 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return Template.from_code(self, self.compile(tree), self.make_globals(None))
 
     def call(self, context: Context, obj: object, /, *args: object, **kwargs: object) -> object:
-        """Call on a template's behalf: a step, and one for each item handed over."""
+        """Call on a template's behalf: its steps, and one for each item handed over."""
         items = sum(len(arg) for arg in args if isinstance(arg, list | tuple | dict | range))
-        _budget(context).spend(1 + items)
+        _budget(context).spend(CALL_STEPS + items)
+        method = unwrap(obj) if callable(obj) else obj  # the sandbox wraps str.format
+        if isinstance(method, BuiltinMethodType) and isinstance(method.__self__, str):
+            _check_widths((*args, *kwargs.values()))
+            if method.__name__ in ("format", "format_map"):
+                _check_format(method.__self__)
         return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
@@ -141,6 +158,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             return _limit_text(super().call_binop(context, operator, left, right))
         if operator == "*":
             _check_product(left, right)
+        elif operator == "%":
+            _check_format(left)
         elif isinstance(left, int) and isinstance(right, int):
             _check_bits(left.bit_length() * abs(right))
         return super().call_binop(context, operator, left, right)
@@ -167,6 +186,32 @@ def _check_product(left: object, right: object) -> None:
                 _check_bits(many.bit_length() + times.bit_length())
             elif isinstance(many, Sized) and len(many) * times > MAX_TEXT:
                 raise TemplateLimitError(f"it builds a text longer than {MAX_TEXT:,}")
+
+
+def _check_widths(values: Iterable[object]) -> None:
+    """Refuse numbers that would pad a text beyond all bounds."""
+    if any(isinstance(value, int) and value > MAX_TEXT for value in values):
+        raise TemplateLimitError(f"it asks for a width above {MAX_TEXT:,}")
+
+
+def _check_format(text: object) -> None:
+    """Refuse a format with such a number in it."""
+    if isinstance(text, str) and _LONG_NUMBER.search(text):
+        raise TemplateLimitError(f"it asks for a width above {MAX_TEXT:,}")
+
+
+def _limit_padding(function: Callable[..., object]) -> Callable[..., object]:
+    @wraps(function)
+    def limited(value: object, *args: object, **kwargs: object) -> object:
+        _check_widths((*args, *kwargs.values()))
+        return function(value, *args, **kwargs)
+
+    return limited
+
+
+def _limit_format(value: object, *args: object, **kwargs: object) -> str:
+    _check_format(value)
+    return do_format(str(value), *args, **kwargs)
 
 
 def _check_bits(bits: int) -> None:

@@ -1,6 +1,7 @@
 """Opens a model: a GGUF file or a Hugging Face style folder, checked as a whole."""
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,9 +59,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Raises:
         LoadError: the model is missing, corrupt, inconsistent or not supported.
     """
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike Path.is_dir, False for whatever cannot be looked at
         return _open_folder(path)
-    if path.suffix == ".safetensors" and path.exists():
+    if path.suffix == ".safetensors" and os.path.isfile(path):
         raise LoadError(f"{path} is only a part of a model; name the folder that it is in.")
     return _open_gguf(path)
 

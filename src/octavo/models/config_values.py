@@ -119,3 +119,11 @@ def head_dim_of(values: ConfigValues, keys: tuple[str, str, str], hidden: int, h
     if head_dim % 2:
         values.fail(keys[0], f"must be even for a rotary embedding, not {head_dim}")
     return head_dim
+
+
+def stretched_length(values: ConfigValues, key: str, original: int, factor: float) -> int:
+    """Return ``original`` times the ``factor`` that ``key`` names: a stretched context length."""
+    length = original * factor
+    if not 1 <= length <= MAX_INTEGER:
+        values.fail(key, f"is {factor:g}, which makes an impossible context length of {length:g}")
+    return int(length)

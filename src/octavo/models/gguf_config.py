@@ -9,7 +9,13 @@ import numpy as np
 
 from octavo.core.errors import LoadError
 from octavo.models.config import Architecture, DecoderConfig, RopeConfig
-from octavo.models.config_values import MAX_LAYERS, ConfigValues, check_heads, head_dim_of
+from octavo.models.config_values import (
+    MAX_LAYERS,
+    ConfigValues,
+    check_heads,
+    head_dim_of,
+    stretched_length,
+)
 from octavo.models.gguf import GGUFFile
 
 logger = logging.getLogger(__name__)
@@ -22,7 +28,6 @@ GEMMA3_27B_LAYERS: Final = 62
 END_TOKEN_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 _REFUSED: Final[Mapping[str, tuple[object, ...]]] = {
-    "attention.alibi_bias": (0,),
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
     "attention.max_alibi_bias": (0,),
@@ -77,7 +82,8 @@ def _read_architecture(file: GGUFFile, architecture: Architecture) -> DecoderCon
     check_heads(values, ("attention.head_count", "attention.head_count_kv"), heads, kv_heads)
     head_keys = ("attention.key_length", "embedding_length", "attention.head_count")
     head_dim = head_dim_of(values, head_keys, hidden, heads)
-    values.refuse("attention.value_length", head_dim)
+    for key in ("value_length", "key_length_swa", "value_length_swa"):
+        values.refuse(f"attention.{key}", head_dim)
     context = values.integer("context_length")
     rope = _read_rope(file, values, head_dim, context)
     window, sliding_layers = _read_window(values, architecture, layers, context)
@@ -94,10 +100,12 @@ def _read_architecture(file: GGUFFile, architecture: Architecture) -> DecoderCon
         max_position=_max_position(values, rope, context),
         norm_eps=values.number("attention.layer_norm_rms_epsilon"),
         rope=rope,
-        attention_scale=_attention_scale(values, architecture, layers, hidden // heads, head_dim),
+        attention_scale=_attention_scale(values, architecture, layers, hidden / heads, head_dim),
         tied_embeddings="output.weight" not in file.tensors,
         activation="gelu_tanh" if gemma else "silu",
-        local_rope=RopeConfig(values.number("rope.freq_base_swa", 10_000.0), rope.rotary_dim)
+        local_rope=RopeConfig(
+            values.number("rope.freq_base_swa", 10_000.0, low=1.0), rope.rotary_dim
+        )
         if gemma
         else None,
         sliding_window=window,
@@ -152,10 +160,14 @@ def _read_rope(file: GGUFFile, values: ConfigValues, head_dim: int, context: int
     rotary_dim = values.integer("rope.dimension_count", head_dim, low=2, high=head_dim)
     if rotary_dim % 2:
         values.fail("rope.dimension_count", f"must be even, not {rotary_dim}")
+    values.refuse("rope.dimension_count_swa", rotary_dim)
     theta = values.number("rope.freq_base", 10_000.0, low=1.0)
     factors = _frequency_factors(file, rotary_dim)
     kind = values.text("rope.scaling.type", "linear")  # as llama.cpp has it
     factor = values.number("rope.scaling.factor", values.optional_number("rope.scale_linear") or 1)
+    if kind != "yarn":
+        values.refuse("rope.scaling.attn_factor", 1)
+        values.refuse("rope.scaling.yarn_attn_factor", 1)
     if kind == "none" or (kind == "linear" and factor == 1.0):
         return RopeConfig(theta, rotary_dim, frequency_factors=factors)
     if kind == "linear":
@@ -164,6 +176,12 @@ def _read_rope(file: GGUFFile, values: ConfigValues, head_dim: int, context: int
         values.fail("rope.scaling.type", f"is {kind!r:.100}; supported are none, linear and yarn")
     if not values.has("rope.scaling.factor"):
         values.fail("rope.scaling.factor", "is missing")
+    fast = values.number("rope.scaling.yarn_beta_fast", 32.0)
+    slow = values.number("rope.scaling.yarn_beta_slow", 1.0)
+    if not slow < fast:
+        values.fail(
+            "rope.scaling.yarn_beta_fast", f"({fast:g}) must be above {slow:g}, the slow one"
+        )
     attention = values.number("rope.scaling.attn_factor", 1.0)
     attention *= values.number("rope.scaling.yarn_attn_factor", 1.0)
     return RopeConfig(
@@ -172,8 +190,8 @@ def _read_rope(file: GGUFFile, values: ConfigValues, head_dim: int, context: int
         "yarn",
         factor,
         original_max_position=values.integer("rope.scaling.original_context_length", context),
-        beta_fast=values.number("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=values.number("rope.scaling.yarn_beta_slow", 1.0),
+        beta_fast=fast,
+        beta_slow=slow,
         attention_factor=attention * (0.1 * math.log(max(factor, 1.0)) + 1.0),
         frequency_factors=factors,
     )
@@ -199,12 +217,13 @@ def _frequency_factors(file: GGUFFile, rotary_dim: int) -> tuple[float, ...] | N
 
 def _max_position(values: ConfigValues, rope: RopeConfig, context: int) -> int:
     if rope.scaling == "yarn" and values.has("rope.scaling.original_context_length"):
-        return int(rope.original_max_position * rope.factor)
+        key = "rope.scaling.factor"
+        return stretched_length(values, key, rope.original_max_position, rope.factor)
     return context
 
 
 def _attention_scale(
-    values: ConfigValues, architecture: str, layers: int, query_width: int, head_dim: int
+    values: ConfigValues, architecture: str, layers: int, query_width: float, head_dim: int
 ) -> float:
     if values.number("attention.scale", 0.0, low=-1.0) > 0.0:
         return values.number("attention.scale")

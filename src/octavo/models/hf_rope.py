@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from octavo.models.config import RopeConfig
-from octavo.models.config_values import ConfigValues
+from octavo.models.config_values import ConfigValues, stretched_length
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def context_length(values: ConfigValues, rope: RopeConfig) -> int:
     ``max_position_embeddings`` at the original length. Elsewhere that setting counts as it is.
     """
     if rope.scaling == "yarn" and _original_length(values) is not None:
-        return int(rope.original_max_position * rope.factor)
+        return stretched_length(values, "factor", rope.original_max_position, rope.factor)
     return values.integer("max_position_embeddings")
 
 

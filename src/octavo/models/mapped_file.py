@@ -25,3 +25,5 @@ def map_file(path: Path, *, kind: str) -> mmap.mmap:
         raise LoadError(f"{path} does not exist.") from None
     except OSError as error:
         raise LoadError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except ValueError as error:  # a path that no system has, or a file emptied meanwhile
+        raise LoadError(f"{str(path)!r} cannot be read: {error}.") from None

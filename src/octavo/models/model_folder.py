@@ -1,6 +1,7 @@
 """A Hugging Face style folder, of which only files inside it are ever read."""
 
 import json
+import os
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +36,7 @@ class ModelFolder:
 
     def has(self, name: str) -> bool:
         """Whether there is a file of this plain name."""
-        return (self.path / name).is_file()
+        return os.path.isfile(self.path / name)
 
     def file(self, name: str) -> Path:
         """Return the path of the file called ``name``.

@@ -51,14 +51,15 @@ class Tokenizer:
         Raises:
             InvalidRequestError: the text has unpaired surrogates, which no UTF-8 can spell.
         """
-        backend = self._parts.backend if parse_special else self._plain_backend
         try:
-            ids = backend.encode(text, add_special_tokens=False).ids
+            text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequestError(
                 f"The text is not valid Unicode: it has an unpaired surrogate at position "
                 f"{error.start}."
             ) from error
+        backend = self._parts.backend if parse_special else self._plain_backend
+        ids = backend.encode(text, add_special_tokens=False).ids
         if not add_special_tokens:
             return list(ids)
         prefix, suffix = list(self._parts.prefix_ids), list(self._parts.suffix_ids)

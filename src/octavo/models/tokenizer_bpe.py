@@ -136,10 +136,9 @@ def build_bpe(vocab: dict[str, int], merges: Sequence[str], kind: BPEKind) -> HF
     """
     # A token may start with a space in theory, so the split is at the first space after that.
     cuts = [(merge, merge.find(" ", 1)) for merge in merges]
-    if bad := next((merge for merge, cut in cuts if cut < 0), None):
-        raise LoadError(
-            f"The tokenizer's merge {bad!r:.80} is not two tokens with a space between."
-        )
+    for merge, cut in cuts:
+        if cut < 0:
+            raise LoadError(f"The tokenizer's merge {merge!r:.80} is not two tokens and a space.")
     pairs = [(merge[:cut], merge[cut + 1 :]) for merge, cut in cuts]
     try:
         model = models.BPE(vocab, pairs, ignore_merges=kind.ignore_merges)

@@ -133,10 +133,7 @@ def _decoding(decoder: object) -> tuple[Callable[[str], bytes], bool]:
     if kinds == ["ByteLevel"]:
         return byte_level_bytes, False
     if kinds == ["Metaspace"]:
-        scheme = steps[0].get("prepend_scheme", "always")
-        return _without_fallback, scheme != "never" and steps[0].get(
-            "add_prefix_space"
-        ) is not False
+        return _without_fallback, steps[0].get("prepend_scheme") != "never"
     if "Replace" in kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
         strip = next((step for step in steps if step.get("type") == "Strip"), {})
         fallback = "ByteFallback" in kinds
@@ -165,6 +162,8 @@ def _affixes(backend: HFTokenizer) -> tuple[tuple[TokenId, ...], tuple[TokenId, 
     """Return what the file's post-processor puts before and behind a text."""
     plain = backend.encode("a", add_special_tokens=False).ids
     whole = backend.encode("a", add_special_tokens=True).ids
+    if not plain:  # a vocabulary without letters
+        return tuple(whole), ()
     for start in range(len(whole) - len(plain) + 1):
         if whole[start : start + len(plain)] == plain:
             return tuple(whole[:start]), tuple(whole[start + len(plain) :])

@@ -5,6 +5,7 @@ import json
 import math
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -104,9 +105,18 @@ class _Vocabulary:
         types = meta.numbers("token_type", len(self.texts))
         self.types = [int(value) for value in types] if types else [TokenType.NORMAL] * len(self)
         self.named = {name: meta.token_id(name, len(self)) for name in _NAMED_IDS}
+        if meta.text("model") == "llama":
+            self._name_llama_defaults()
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def _name_llama_defaults(self) -> None:
+        """Name llama's own special tokens where the file names none."""
+        for token_id, name in enumerate(("unknown", "bos", "eos")):
+            marked = token_id in self.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
+            if self.named[name] is None and marked:
+                self.named[name] = token_id
 
     def of_type(self, *types: TokenType) -> frozenset[TokenId]:
         """Return the ids of tokens of these types."""
@@ -149,85 +159,93 @@ def parts_from_gguf(metadata: Mapping[str, object]) -> TokenizerParts:
             "and 'llama' (SentencePiece)."
         )
     vocabulary = _Vocabulary(meta)
-    if model == "gpt2":
-        pre = meta.text("pre", "default")
-        kind = bpe_kind(pre)
-        merges = meta.strings("merges")
-        backend = build_bpe(vocabulary.ids, merges, kind)
-        adds_bos, space, digest = kind.adds_bos, False, _digest([model, pre, json.dumps(merges)])
-    else:
-        backend, space, digest = _sentencepiece(meta, vocabulary)
-        adds_bos = True
-    return _finish(
-        metadata, meta, vocabulary, backend, digest, adds_bos=adds_bos, strips_leading_space=space
+    family = _byte_level(meta, vocabulary) if model == "gpt2" else _sentencepiece(meta, vocabulary)
+    return _assemble(metadata, meta, vocabulary, family)
+
+
+@dataclass(frozen=True)
+class _Family:
+    """What byte-level BPE and SentencePiece do in their own ways."""
+
+    backend: HFTokenizer
+    digest: str
+    adds_bos: bool
+    """Whether texts start with the BOS where the file does not say."""
+    adds_space: bool
+    """Whether a space is put before a text."""
+    byte_level: bool
+
+
+def _byte_level(meta: _Metadata, vocabulary: _Vocabulary) -> _Family:
+    pre = meta.text("pre", "default")
+    kind = bpe_kind(pre)
+    merges = meta.strings("merges")
+    return _Family(
+        backend=build_bpe(vocabulary.ids, merges, kind),
+        digest=_digest(["gpt2", pre, json.dumps(merges)]),
+        adds_bos=kind.adds_bos,
+        adds_space=False,
+        byte_level=True,
     )
 
 
-def _sentencepiece(meta: _Metadata, vocabulary: _Vocabulary) -> tuple[HFTokenizer, bool, str]:
+def _sentencepiece(meta: _Metadata, vocabulary: _Vocabulary) -> _Family:
     scores = meta.numbers("scores", len(vocabulary))
     if scores is None or not all(math.isfinite(score) for score in scores):
         raise LoadError(f"The file's {_PREFIX}scores is missing or not all finite numbers.")
-    defaults = {"unknown": 0, "bos": 1, "eos": 2}  # llama's own, where the file names none
-    for name, token_id in defaults.items():
-        if vocabulary.named[name] is None and vocabulary.types[token_id : token_id + 1] in (
-            [TokenType.CONTROL],
-            [TokenType.UNKNOWN],
-        ):
-            vocabulary.named[name] = token_id
     unknown = vocabulary.named["unknown"]
-    space = meta.flag("add_space_prefix", True)
-    frozen = vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE)
+    adds_space = meta.flag("add_space_prefix", True)
     backend = build_sentencepiece(
         vocabulary.ids,
         scores,
-        frozen,
+        vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE),
         unknown=None if unknown is None else vocabulary.texts[unknown],
-        add_space_prefix=space,
+        add_space_prefix=adds_space,
     )
-    return backend, space, _digest(["llama", str(space), json.dumps(scores)])
+    return _Family(
+        backend=backend,
+        digest=_digest(["llama", json.dumps([adds_space, unknown, scores])]),
+        adds_bos=True,
+        adds_space=adds_space,
+        byte_level=False,
+    )
 
 
-def _finish(
-    metadata: Mapping[str, object],
-    meta: _Metadata,
-    vocabulary: _Vocabulary,
-    backend: HFTokenizer,
-    digest: str,
-    *,
-    adds_bos: bool,
-    strips_leading_space: bool,
+def _assemble(
+    metadata: Mapping[str, object], meta: _Metadata, vocabulary: _Vocabulary, family: _Family
 ) -> TokenizerParts:
-    """Add what both kinds share: added tokens, special ids, templates, the fingerprint."""
+    """Add what both families share: added tokens, special ids, templates, the fingerprint."""
     special = vocabulary.special_ids()
     user_defined = vocabulary.of_type(TokenType.USER_DEFINED) - special
-    for ids, is_special in ((special, True), (user_defined, False)):
-        backend.add_tokens(
-            [
-                AddedToken(vocabulary.texts[i], special=is_special, normalized=False)
-                for i in sorted(ids)
-            ]
-        )
-    prefix = _affix(meta, vocabulary, "bos", default=adds_bos)
+    added = {vocabulary.texts[i]: i for i in sorted(special | user_defined)}
+    # SentencePiece finds a user's own tokens (Gemma's runs of spaces) after spaces became marks.
+    # With a space put first that cannot be had: it would be put before the token's text too.
+    after_marks = not family.byte_level and not family.adds_space
+    family.backend.add_tokens(
+        [
+            AddedToken(text, special=i in special, normalized=after_marks and i not in special)
+            for text, i in added.items()
+        ]
+    )
+    prefix = _affix(meta, vocabulary, "bos", default=family.adds_bos)
     suffix = _affix(meta, vocabulary, "eos", default=False)
-    byte_level = meta.text("model") == "gpt2"
-    ends = {vocabulary.named[name] for name in ("eos", "eot", "eom")} - {None}
+    ends = (vocabulary.named[name] for name in ("eos", "eot", "eom"))
     return TokenizerParts(
-        backend=backend,
+        backend=family.backend,
         token_bytes=token_table(
             vocabulary.texts,
-            byte_level_bytes if byte_level else sentencepiece_bytes,
-            literal_ids=special | user_defined if byte_level else frozenset(),
+            byte_level_bytes if family.byte_level else sentencepiece_bytes,
+            literal_ids=frozenset(added.values()) if family.byte_level else frozenset(),
         ),
         fingerprint=_digest(
-            [digest, vocabulary.digest(), json.dumps([sorted(special), prefix, suffix])]
+            [family.digest, vocabulary.digest(), json.dumps([sorted(special), prefix, suffix])]
         ),
         prefix_ids=prefix,
         suffix_ids=suffix,
         bos_token_id=vocabulary.named["bos"],
-        end_token_ids=ending_ids({vocabulary.texts[i]: i for i in special | user_defined})
-        | {token_id for token_id in ends if token_id is not None},
+        end_token_ids=ending_ids(added) | {i for i in ends if i is not None},
         special_token_ids=special,
-        strips_leading_space=strips_leading_space,
+        strips_leading_space=family.adds_space,
         chat_templates=_chat_templates(metadata),
         special_tokens=vocabulary.special_token_texts(),
     )

@@ -1,1 +1,1 @@
-
+"""From engine events to numbers that people and dashboards read."""

@@ -1,12 +1,14 @@
 """Which requests are refused at once, and how many tokens the others may generate."""
 
+from typing import Final
+
 from octavo.core.config import SchedulerConfig
 from octavo.core.errors import ContextLengthError, InvalidRequestError, InvariantError
 from octavo.core.ids import TokenId
 from octavo.core.request import Request
 from octavo.scheduler.stop import ending_token_ids
 
-MAX_TOKEN_ID = 2**31 - 1
+MAX_TOKEN_ID: Final = 2**31 - 1
 """Largest token id where the vocabulary's size is not known."""
 
 

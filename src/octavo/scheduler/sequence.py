@@ -68,13 +68,13 @@ class Sequence:
         "num_prompt_tokens",
         "priority",
         "prompt_logprobs",
-        "prompt_logprobs_delivered",
         "request",
         "sequence_id",
         "status",
         "story",
         "token_ids",
         "wait_target",
+        "wants_prompt_logprobs",
     )
 
     def __init__(
@@ -102,7 +102,8 @@ class Sequence:
         self.num_preemptions = 0
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         """One entry per prompt token scored so far; the first token has no score."""
-        self.prompt_logprobs_delivered = False
+        self.wants_prompt_logprobs = request.sampling.prompt_logprobs is not None
+        """Whether prompt logprobs were asked for and not delivered yet."""
         self.leader: Sequence | None = None
         """The running sequence whose prefix it waits for; None once it stops waiting."""
         self.leader_preemptions = 0
@@ -133,13 +134,6 @@ class Sequence:
     def num_uncomputed(self) -> int:
         """Tokens whose KV is still to be computed; 1 for a decode."""
         return len(self.token_ids) - self.num_computed
-
-    @property
-    def wants_prompt_logprobs(self) -> bool:
-        """Whether prompt logprobs were asked for and are not complete."""
-        return (
-            self.request.sampling.prompt_logprobs is not None and not self.prompt_logprobs_delivered
-        )
 
     def move(self, new: SequenceStatus, why: str) -> None:
         """Change status.
@@ -181,7 +175,7 @@ class Sequence:
             return None
         if len(self.prompt_logprobs) != self.num_prompt_tokens:
             raise InvariantError("prompt logprobs are missing", story=self.tell())
-        self.prompt_logprobs_delivered = True
+        self.wants_prompt_logprobs = False
         taken = tuple(self.prompt_logprobs)
         self.prompt_logprobs = [None]
         return taken

@@ -14,8 +14,8 @@ from octavo.core.errors import RequestError
 from octavo.core.events import NullObserver, Observer
 from octavo.server.auth import KeyCheck
 from octavo.server.body import DEFAULT_MAX_BODY_BYTES
-from octavo.server.chat import ChatChunks, chat_body
-from octavo.server.completions import CompletionChunks, completion_body
+from octavo.server.chat import chat_body, chat_events
+from octavo.server.completions import completion_body, completion_events
 from octavo.server.errors import on_http_error, on_request_error
 from octavo.server.gate import Gate
 from octavo.server.generation import Generator
@@ -96,9 +96,9 @@ def _add_generation(
         "max_body_bytes": DEFAULT_MAX_BODY_BYTES,
     }
     completions = Handler(
-        Endpoint("cmpl-", translator.completion, completion_body, CompletionChunks), **shared
+        Endpoint("cmpl-", translator.completion, completion_body, completion_events), **shared
     )
-    chat = Handler(Endpoint("chatcmpl-", translator.chat, chat_body, ChatChunks), **shared)
+    chat = Handler(Endpoint("chatcmpl-", translator.chat, chat_body, chat_events), **shared)
 
     @app.post("/v1/completions", openapi_extra=json_body(CompletionRequest))
     async def create_completion(request: Request) -> Response:

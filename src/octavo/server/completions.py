@@ -7,10 +7,11 @@ from typing import Any, Final
 from octavo.core.request import TokenLogprobs
 from octavo.server import logprobs as formats
 from octavo.server.generation import ChoiceDelta
+from octavo.server.job import Job
 from octavo.server.ports import Tokenizer
 from octavo.server.protocol.completions import CompletionRequest
 from octavo.server.responses import Collected, CollectedChoice, Envelope
-from octavo.server.translate import Job
+from octavo.server.streaming import ChunkEvents
 
 OBJECT: Final = "text_completion"
 PromptScores = tuple[TokenLogprobs | None, ...]
@@ -65,6 +66,15 @@ def _pieces(request: CompletionRequest, tokenizer: Tokenizer) -> formats.Complet
     )
 
 
+def completion_events(
+    job: Job[CompletionRequest], envelope: Envelope, tokenizer: Tokenizer
+) -> ChunkEvents:
+    """Return what writes the answer as a stream."""
+    return ChunkEvents(
+        CompletionChunks(job, envelope, tokenizer), include_usage=job.request.wants_usage
+    )
+
+
 class CompletionChunks:
     """Turns deltas into chunks.
 
@@ -82,8 +92,7 @@ class CompletionChunks:
         self._opened: set[int] = set()
         self._scores: dict[int, PromptScores] = {}
         self._held: defaultdict[int, list[ChoiceDelta]] = defaultdict(list)
-        options = job.request.stream_options
-        self._usage = {"usage": None} if options is not None and options.include_usage else {}
+        self._usage: dict[str, Any] = {"usage": None} if job.request.wants_usage else {}
 
     def opening(self) -> Iterator[Mapping[str, Any]]:
         """Return what comes before any delta: nothing."""

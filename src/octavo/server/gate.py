@@ -16,6 +16,7 @@ from octavo.server.lifecycle import Lifecycle
 logger = logging.getLogger(__name__)
 
 UUID_KEY: Final = "octavo.uuid"
+ACCEPTED_KEY: Final = "octavo.accepted"
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -23,6 +24,11 @@ def request_uuid(scope: Scope) -> str:
     """Return the unique name that the gate gave a request."""
     name: str = scope[UUID_KEY]
     return name
+
+
+def accept(scope: Scope) -> None:
+    """Note that the engine took a request: what becomes of it now is no refusal."""
+    scope[ACCEPTED_KEY] = True
 
 
 class Gate:
@@ -74,7 +80,7 @@ class _Sender:
         scope[UUID_KEY] = uuid.uuid4().hex
         given = _header(scope, b"x-request-id") or b""
         self._id = given if _REQUEST_ID.fullmatch(given) else scope[UUID_KEY].encode()
-        self._counts = scope["method"] == "POST" and scope["path"].startswith("/v1/")
+        self._scope = scope
         self._send = send
         self._observer = observer
         self.started = False
@@ -82,12 +88,16 @@ class _Sender:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
-            status = message["status"]
-            if self._counts and (400 <= status < 500 or status == 503):
-                self._observer.on_event(RequestRejected(status))
+            if self._is_refusal(message["status"]):
+                self._observer.on_event(RequestRejected(message["status"]))
             headers = [*message.get("headers", ()), (b"x-request-id", self._id)]
             message = {**message, "headers": headers}
         await self._send(message)
+
+    def _is_refusal(self, status: int) -> bool:
+        asks = self._scope["method"] == "POST" and self._scope["path"].startswith("/v1/")
+        refused = 400 <= status < 500 or status == 503
+        return asks and refused and ACCEPTED_KEY not in self._scope
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:

@@ -12,10 +12,9 @@ from octavo.core.errors import GenerationError, UnavailableError
 from octavo.core.request import FinishReason
 from octavo.engine.outputs import GenerationDelta
 from octavo.server.errors import ClientGoneError
+from octavo.server.job import Job, PreparedPrompt
 from octavo.server.lifecycle import Admission
 from octavo.server.ports import Engine
-from octavo.server.protocol.common import GenerationRequest
-from octavo.server.translate import Job, PreparedPrompt
 
 T = TypeVar("T")
 
@@ -38,9 +37,7 @@ class Generator:
         self._engine = engine
         self._admission = admission
 
-    async def run(
-        self, job: Job[GenerationRequest], request_id: str
-    ) -> AsyncGenerator[ChoiceDelta, None]:
+    async def run(self, job: Job[Any], request_id: str) -> AsyncGenerator[ChoiceDelta, None]:
         """Yield the deltas of all choices as they come; closing it aborts what is unfinished.
 
         Raises:
@@ -62,20 +59,20 @@ class Generator:
                     yield item
 
     async def _run_prompt(
-        self, job: Job[GenerationRequest], index: int, request_id: str
+        self, job: Job[Any], index: int, request_id: str
     ) -> AsyncGenerator[ChoiceDelta, None]:
         prompt: PreparedPrompt = job.prompts[index]
         deltas = self._engine.generate(
             prompt.token_ids,
             prompt.sampling,
             request_id=request_id,
-            priority=job.request.priority,
-            cache_salt=job.request.cache_salt or "",
+            priority=job.priority,
+            cache_salt=job.cache_salt,
         )
         async with aclosing(deltas):
             async for delta in deltas:
                 _check(delta)
-                yield ChoiceDelta(index, index * job.request.n + delta.index, delta)
+                yield ChoiceDelta(index, index * job.n + delta.index, delta)
 
 
 def _check(delta: GenerationDelta) -> None:

@@ -1,4 +1,4 @@
-"""The life of a generation request, the same for completions and chat."""
+"""The life of a generation request, the same for every kind."""
 
 import asyncio
 import time
@@ -9,16 +9,17 @@ from typing import Any, Final, Generic
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from octavo.server.body import read_body
 from octavo.server.errors import json_response
-from octavo.server.gate import request_uuid
+from octavo.server.gate import accept, request_uuid
 from octavo.server.generation import ChoiceDelta, Generator, peek, until_gone
+from octavo.server.job import Body, Job
 from octavo.server.lifecycle import Lifecycle
 from octavo.server.ports import Tokenizer
-from octavo.server.responses import ChunkWriter, Collected, Envelope
-from octavo.server.streaming import EventStreamResponse, events
-from octavo.server.translate import Body, Job
+from octavo.server.responses import Collected, Envelope
+from octavo.server.streaming import EventStreamResponse, EventWriter, events
 
 LONG_BODY_BYTES: Final = 32 << 10
 """Longer bodies are translated on a thread, so that tokenizing them holds up no stream."""
@@ -26,12 +27,12 @@ LONG_BODY_BYTES: Final = 32 << 10
 
 @dataclass(frozen=True, slots=True)
 class Endpoint(Generic[Body]):
-    """What differs between completions and chat."""
+    """What differs between the kinds of generation requests."""
 
     id_prefix: str
     translate: Callable[[bytes], Job[Body]]
     body: Callable[[Job[Body], Envelope, Tokenizer, Collected], dict[str, Any]]
-    chunks: Callable[[Job[Body], Envelope, Tokenizer], ChunkWriter]
+    writer: Callable[[Job[Body], Envelope, Tokenizer], EventWriter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +54,24 @@ class Handler(Generic[Body]):
             ClientGoneError: the client left; nothing of it runs on.
         """
         body = await read_body(request, self.max_body_bytes)
-        return await until_gone(request.receive, self._answer(body, request_uuid(request.scope)))
+        return await until_gone(request.receive, self._answer(body, request.scope))
 
-    async def _answer(self, body: bytes, name: str) -> Response:
+    async def _answer(self, body: bytes, scope: Scope) -> Response:
         async with self.lifecycle.deadline():
             job = await self._translate(body)
             envelope = Envelope(
-                id=f"{self.endpoint.id_prefix}{name}",
+                id=f"{self.endpoint.id_prefix}{request_uuid(scope)}",
                 created=int(time.time()),
                 model=job.model,
                 system_fingerprint=self.system_fingerprint,
             )
             deltas = await peek(self.generator.run(job, envelope.id))
-            if not job.request.stream:
+            accept(scope)
+            if not job.stream:
                 answer = await _collect(deltas, job)
                 return json_response(self.endpoint.body(job, envelope, self.tokenizer, answer))
-        options = job.request.stream_options
-        include_usage = options is not None and options.include_usage
-        writer = self.endpoint.chunks(job, envelope, self.tokenizer)
-        stream = events(deltas, writer, include_usage=include_usage)
-        return EventStreamResponse(stream, self.lifecycle)
+        writer = self.endpoint.writer(job, envelope, self.tokenizer)
+        return EventStreamResponse(events(deltas, writer), self.lifecycle, writer.failure)
 
     async def _translate(self, body: bytes) -> Job[Body]:
         if len(body) > LONG_BODY_BYTES:
@@ -80,7 +79,7 @@ class Handler(Generic[Body]):
         return self.endpoint.translate(body)
 
 
-async def _collect(deltas: AsyncGenerator[ChoiceDelta, None], job: Job[Body]) -> Collected:
+async def _collect(deltas: AsyncGenerator[ChoiceDelta, None], job: Job[Any]) -> Collected:
     answer = Collected(job.num_choices, len(job.prompts))
     async with aclosing(deltas):
         async for item in deltas:

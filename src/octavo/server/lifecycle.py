@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
+from typing import Final
 
 from octavo.core.errors import OverloadedError, UnavailableError
 
-DRAINING = "The server is shutting down and takes no new requests."
-EXPIRED = "The server shut down before this answer was complete."
+DRAINING: Final = "The server is shutting down and takes no new requests."
+EXPIRED: Final = "The server shut down before this answer was complete."
 
 
 class Lifecycle:

@@ -11,6 +11,10 @@ from octavo.engine.outputs import GenerationDelta, ModelInfo
 class ChatTemplate(Protocol):
     """Turns a conversation into the text that the model was trained on."""
 
+    @property
+    def text(self) -> str:
+        """The template itself, to see what it knows of (tools, reasoning)."""
+
     def render(
         self,
         messages: Sequence[Mapping[str, object]],

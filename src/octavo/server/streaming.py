@@ -1,9 +1,9 @@
 """Server-sent events: framing, errors in the middle of a stream, clients that leave."""
 
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 from starlette.responses import Response
@@ -26,23 +26,68 @@ def sse(body: Mapping[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
-async def events(
-    deltas: AsyncGenerator[ChoiceDelta, None], writer: ChunkWriter, *, include_usage: bool
-) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a whole stream."""
-    meter = UsageMeter()
-    async with aclosing(deltas):
-        for chunk in writer.opening():
-            yield sse(chunk)
-        async for item in deltas:
-            meter.add(item)
-            # One write for what came at once.
-            written = b"".join(sse(chunk) for chunk in writer.chunks(item))
-            if written:
-                yield written
-        if include_usage:
-            yield sse(writer.usage(meter.usage()))
+def named_sse(body: Mapping[str, Any]) -> bytes:
+    """Frame a body as a server-sent event that is named after the body's ``type``."""
+    kind: str = body["type"]
+    return b"event: " + kind.encode() + b"\n" + sse(body)
+
+
+class EventWriter(Protocol):
+    """Turns the deltas of one answer into the events of its stream."""
+
+    def opening(self) -> Iterable[bytes]:
+        """Return what comes before any delta."""
+
+    def events(self, item: ChoiceDelta) -> Iterable[bytes]:
+        """Return what one delta adds: nothing, if its text is held back, or several events."""
+
+    def closing(self) -> Iterable[bytes]:
+        """Return what ends a complete stream."""
+
+    def failure(self, error: Exception) -> bytes:
+        """Return the event that ends a stream which failed."""
+
+
+class ChunkEvents:
+    """OpenAI's framing of completions and chat: nameless events, usage if asked, [DONE]."""
+
+    def __init__(self, writer: ChunkWriter, *, include_usage: bool) -> None:
+        self._writer = writer
+        self._include_usage = include_usage
+        self._meter = UsageMeter()
+
+    def opening(self) -> Iterator[bytes]:
+        """Return what comes before any delta."""
+        return map(sse, self._writer.opening())
+
+    def events(self, item: ChoiceDelta) -> Iterator[bytes]:
+        """Return what one delta adds."""
+        self._meter.add(item)
+        return map(sse, self._writer.chunks(item))
+
+    def closing(self) -> Iterator[bytes]:
+        """Return the usage, where it was asked for, and the end."""
+        if self._include_usage:
+            yield sse(self._writer.usage(self._meter.usage()))
         yield DONE
+
+    def failure(self, error: Exception) -> bytes:
+        """Return OpenAI's error object as an event."""
+        return sse(body_of(error))
+
+
+async def events(
+    deltas: AsyncGenerator[ChoiceDelta, None], writer: EventWriter
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a whole stream, joined where they come at once."""
+    async with aclosing(deltas):
+        if opening := b"".join(writer.opening()):
+            yield opening
+        async for item in deltas:
+            if written := b"".join(writer.events(item)):
+                yield written
+        if closing := b"".join(writer.closing()):
+            yield closing
 
 
 class EventStreamResponse(Response):
@@ -50,8 +95,14 @@ class EventStreamResponse(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, stream: AsyncGenerator[bytes, None], lifecycle: Lifecycle) -> None:
+    def __init__(
+        self,
+        stream: AsyncGenerator[bytes, None],
+        lifecycle: Lifecycle,
+        failure: Callable[[Exception], bytes],
+    ) -> None:
         self._stream = stream
+        self._failure = failure
         self._lifecycle = lifecycle
         self.status_code = 200
         self.background = None
@@ -83,6 +134,6 @@ class EventStreamResponse(Response):
             except Exception as error:
                 if not isinstance(error, RequestError):
                     logger.exception("A stream failed.")
-                event = sse(body_of(error))
+                event = self._failure(error)
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,52 +1,46 @@
 """From a request's body to what the engine takes: prompts as token ids, sampling parameters."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
 
 from octavo.core.errors import ContextLengthError, InvalidRequestError, NotFoundError
 from octavo.core.ids import TokenId
 from octavo.core.sampling import SamplingParams
 from octavo.engine.outputs import ModelInfo
+from octavo.server.conversation import Conversations, RenderedChat
+from octavo.server.job import Job, PreparedPrompt
 from octavo.server.ports import Tokenizer
-from octavo.server.protocol.chat import ChatRequest, Content, Message, ToolMessage
+from octavo.server.protocol.chat import ChatRequest
 from octavo.server.protocol.common import GenerationRequest
 from octavo.server.protocol.completions import CompletionRequest, Prompt
+from octavo.server.tools.output import PLAIN, OutputFormat
+from octavo.server.tools.reasoning import CLOSE, OPEN
+from octavo.server.tools.styles import ToolStyle
 
-OWN_FIELDS: Final = frozenset({"messages", "tools", "add_generation_prompt"})
-"""Template variables that have fields of their own in the body."""
-Body = TypeVar("Body", bound=GenerationRequest, covariant=True)
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedPrompt:
-    """One prompt, ready for the engine."""
-
-    token_ids: tuple[TokenId, ...]
-    text: str
-    """As the client wrote it, or the text of its token ids."""
-    sampling: SamplingParams
+MAX_CHOICES: Final = 2048
+"""Most completions in one answer: prompts times n."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job(Generic[Body]):
-    """A request, ready for the engine."""
+class ChatNames:
+    """What the API that a conversation came through calls its fields, for refusals."""
 
-    request: Body
-    model: str
-    """The served name that the client used."""
-    prompts: tuple[PreparedPrompt, ...]
-
-    @property
-    def num_choices(self) -> int:
-        """Completions of all prompts together."""
-        return len(self.prompts) * self.request.n
+    messages: str = "messages"
+    max_tokens: str = "max_completion_tokens"
 
 
 class Translator:
     """Translates bodies for one model. Has no state; safe to use from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer, info: ModelInfo, served_names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        info: ModelInfo,
+        served_names: Sequence[str],
+        tool_style: ToolStyle | None = None,
+    ) -> None:
+        self.conversations = Conversations(tokenizer.chat_template, tool_style)
         self._tokenizer = tokenizer
         self._info = info
         self._served_names = tuple(served_names)
@@ -58,25 +52,34 @@ class Translator:
             RequestError: it is malformed, or asks for what cannot be done.
         """
         request = CompletionRequest.parse(body)
-        model = self._served_name(request.model)
+        model = self.served_name(request.model)
         self._check_common(request)
         _check_best_of(request)
-        # A default that nobody asked for must not be the reason for a refusal, so it is cut to
-        # fit; a number that was asked for is not.
+        if len(request.prompt) * request.n > MAX_CHOICES:
+            raise InvalidRequestError(
+                f"{len(request.prompt)} prompts times n ({request.n}) must not exceed "
+                f"{MAX_CHOICES} completions.",
+                param="n",
+            )
         asked = request.max_tokens if "max_tokens" in request.model_fields_set else None
         prompts = []
         for index, prompt in enumerate(request.prompt):
-            ids = self._prompt_ids(prompt, f"prompt[{index}]" if len(request.prompt) > 1 else "")
-            room = self._room(ids, asked, prompt_param="prompt", tokens_param="max_tokens")
+            where = f"prompt[{index}]" if len(request.prompt) > 1 else "prompt"
+            whole = self._prompt_ids(prompt, where, add_special=request.add_special_tokens)
+            ids = self._truncated(whole, request.truncate_prompt_tokens, request.max_tokens)
+            self._check_room(ids, asked, prompt_param="prompt", tokens_param="max_tokens")
             sampling = self._sampling(
                 request,
-                max_tokens=min(request.max_tokens, room) if asked is None else asked,
+                max_tokens=self._cut_default(request.max_tokens, ids) if asked is None else asked,
                 logprobs=request.logprobs,
                 prompt_logprobs=_scored(request),
             )
-            text = prompt if isinstance(prompt, str) else self._tokenizer.decode(ids)
+            if isinstance(prompt, str) and len(ids) == len(whole):
+                text = prompt
+            else:
+                text = self._tokenizer.decode(ids)
             prompts.append(PreparedPrompt(tuple(ids), text, sampling))
-        return Job(request, model, tuple(prompts))
+        return _job(request, model, prompts)
 
     def chat(self, body: bytes) -> Job[ChatRequest]:
         """Translate the body of ``POST /v1/chat/completions``.
@@ -84,26 +87,64 @@ class Translator:
         Raises:
             RequestError: it is malformed, or asks for what cannot be done.
         """
-        request = ChatRequest.parse(body)
-        model = self._served_name(request.model)
+        return self.conversation(ChatRequest.parse(body), ChatNames())
+
+    def conversation(self, request: ChatRequest, names: ChatNames) -> Job[ChatRequest]:
+        """Translate a conversation, through whatever API it came.
+
+        Raises:
+            RequestError: it asks for what cannot be done.
+        """
+        model = self.served_name(request.model)
         self._check_common(request)
         if request.top_logprobs is not None and not request.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs: true.", param="top_logprobs")
         asked = _asked_tokens(request)
-        text = self._render(request)
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        chat, ids = self.prompt_of(request)
+        ids = self._truncated(ids, request.truncate_prompt_tokens, asked or 1)
         if not ids:
-            raise InvalidRequestError("messages make an empty prompt.", param="messages")
-        self._room(ids, asked, prompt_param="messages", tokens_param="max_completion_tokens")
+            raise InvalidRequestError(
+                f"{names.messages} make an empty prompt.", param=names.messages
+            )
+        self._check_room(ids, asked, prompt_param=names.messages, tokens_param=names.max_tokens)
         sampling = self._sampling(
             request,
             max_tokens=asked,
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             prompt_logprobs=request.prompt_logprobs,
         )
-        return Job(request, model, (PreparedPrompt(tuple(ids), text, sampling),))
+        if self._shows_control_tokens(chat.output):
+            sampling = replace(sampling, skip_special_tokens=False)
+        prompt = PreparedPrompt(tuple(ids), chat.text, sampling)
+        return _job(request, model, [prompt], chat.output)
 
-    def _served_name(self, name: str | None) -> str:
+    def prompt_of(self, request: ChatRequest) -> tuple[RenderedChat, list[TokenId]]:
+        """Return a conversation's text and its token ids.
+
+        Raises:
+            RequestError: the model has no template, or the messages do not suit it.
+        """
+        chat = self.conversations.render(request)
+        ids = self._tokenizer.encode(chat.text, add_special_tokens=request.add_special_tokens)
+        return chat, ids
+
+    def _truncated(self, ids: list[TokenId], limit: int | None, reserved: int) -> list[TokenId]:
+        """Return the last ``limit`` ids: all, if None; what ``reserved`` tokens leave, if -1."""
+        if limit is None:
+            return ids
+        return ids[-(max(1, self._info.max_model_len - reserved) if limit == -1 else limit) :]
+
+    def _shows_control_tokens(self, output: OutputFormat) -> bool:
+        """Whether what is looked for in the answer is written in control tokens."""
+        marks = [output.calls.mark] if output.calls is not None else []
+        marks += [OPEN, CLOSE] if output.reasoning else []
+        control = self._tokenizer.special_token_ids
+        return any(
+            control.intersection(self._tokenizer.encode(mark, add_special_tokens=False))
+            for mark in marks
+        )
+
+    def served_name(self, name: str | None) -> str:
         if name is None:
             return self._served_names[0]
         if name not in self._served_names:
@@ -127,11 +168,11 @@ class Translator:
                 param="priority",
             )
 
-    def _prompt_ids(self, prompt: Prompt, where: str) -> list[TokenId]:
+    def _prompt_ids(self, prompt: Prompt, where: str, *, add_special: bool) -> list[TokenId]:
         if not isinstance(prompt, str):
-            self._check_ids(prompt, where or "prompt")
+            self._check_ids(prompt, where)
             return prompt
-        ids = self._tokenizer.encode(prompt)
+        ids = self._tokenizer.encode(prompt, add_special_tokens=add_special)
         return ids or [self._document_start()]
 
     def _check_ids(self, ids: Sequence[TokenId], where: str) -> None:
@@ -155,10 +196,10 @@ class Translator:
             param="prompt",
         )
 
-    def _room(
+    def _check_room(
         self, ids: Sequence[TokenId], asked: int | None, *, prompt_param: str, tokens_param: str
-    ) -> int:
-        """Return how many tokens may follow the prompt, or refuse what does not fit."""
+    ) -> None:
+        """Refuse a prompt, or a number of tokens after it, that the context cannot hold."""
         limit = self._info.max_model_len
         room = limit - len(ids)
         if room < (0 if asked is not None else 1):
@@ -174,34 +215,15 @@ class Translator:
                 f"or set {tokens_param} to at most {room}.",
                 param=tokens_param,
             )
-        return room
 
-    def _render(self, request: ChatRequest) -> str:
-        template = self._tokenizer.chat_template
-        if template is None:
-            raise InvalidRequestError(
-                "This model has no chat template: use /v1/completions.", param="messages"
-            )
-        taken = OWN_FIELDS & request.chat_template_kwargs.keys()
-        if taken:
-            raise InvalidRequestError(
-                f"chat_template_kwargs must not hold {min(taken)}.", param="chat_template_kwargs"
-            )
-        messages = [_as_mapping(message) for message in request.messages]
-        if not request.continue_final_message:
-            opens = request.add_generation_prompt is not False
-            return template.render(
-                messages, add_generation_prompt=opens, **request.chat_template_kwargs
-            )
-        if request.add_generation_prompt:
-            raise InvalidRequestError(
-                "continue_final_message and add_generation_prompt exclude each other.",
-                param="continue_final_message",
-            )
-        text = template.render(
-            messages, add_generation_prompt=False, **request.chat_template_kwargs
-        )
-        return _up_to_last(request.messages[-1], text)
+    def _cut_default(self, default: int, ids: Sequence[TokenId]) -> int:
+        """Cut a default to what fits: nobody asked for it, so it is no reason to refuse.
+
+        The last token needs no KV. What does not even fit alone is for the engine to refuse.
+        """
+        in_context = self._info.max_model_len - len(ids)
+        in_cache = self._info.num_kv_tokens - len(ids) + 1
+        return max(1, min(default, in_context, in_cache))
 
     def _sampling(
         self,
@@ -253,6 +275,27 @@ class Translator:
         return checked
 
 
+Generation = TypeVar("Generation", bound=GenerationRequest)
+
+
+def _job(
+    request: Generation,
+    model: str,
+    prompts: Sequence[PreparedPrompt],
+    output: OutputFormat = PLAIN,
+) -> Job[Generation]:
+    return Job(
+        request,
+        model,
+        tuple(prompts),
+        n=request.n,
+        stream=request.stream,
+        priority=request.priority,
+        cache_salt=request.cache_salt or "",
+        output=output,
+    )
+
+
 def _check_best_of(request: CompletionRequest) -> None:
     if request.best_of is None:
         return
@@ -279,35 +322,3 @@ def _asked_tokens(request: ChatRequest) -> int | None:
             "max_tokens and max_completion_tokens differ: send one of them.", param="max_tokens"
         )
     return asked.pop() if asked else None
-
-
-def _as_mapping(message: Message) -> dict[str, object]:
-    """Return a message as chat templates know it; they call a developer ``system``."""
-    role = "system" if message.role == "developer" else message.role
-    fields: dict[str, object] = {"role": role, "content": _plain(message.content)}
-    if isinstance(message, ToolMessage):
-        fields["tool_call_id"] = message.tool_call_id
-    elif message.name is not None:
-        fields["name"] = message.name
-    return fields
-
-
-def _plain(content: Content) -> str | list[dict[str, str]]:
-    """Return content as plain values; the template joins parts where it takes only text."""
-    if isinstance(content, str):
-        return content
-    return [{"type": "text", "text": part.text} for part in content]
-
-
-def _up_to_last(message: Message, text: str) -> str:
-    """Cut a rendered conversation after its last message's content, so that it goes on there."""
-    content = message.content if isinstance(message.content, str) else message.content[-1].text
-    content = content.strip()
-    end = text.rfind(content)
-    if message.role != "assistant" or not content or end < 0:
-        raise InvalidRequestError(
-            "continue_final_message needs a last message of the assistant, with text that the "
-            "chat template keeps.",
-            param="continue_final_message",
-        )
-    return text[: end + len(content)]

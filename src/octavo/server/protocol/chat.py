@@ -1,9 +1,9 @@
 """The body of ``POST /v1/chat/completions``."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from octavo.server.protocol.common import (
     LATER,
@@ -12,6 +12,7 @@ from octavo.server.protocol.common import (
     UNSUPPORTED,
     GenerationRequest,
 )
+from octavo.server.protocol.tools import ToolCalls, ToolChoice, Tools
 from octavo.server.protocol.validation import StrictModel, Unsupported, wrong
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
@@ -67,19 +68,30 @@ class UserMessage(_Message):
     name: str | None = None
 
 
-class AssistantMessage(_Message):
+class AssistantMessage(StrictModel):
     """What the model said before."""
 
     unsupported: ClassVar[Mapping[str, Unsupported]] = {
-        "tool_calls": Unsupported(LATER),
-        "function_call": Unsupported(LATER),
+        "function_call": Unsupported("use tool_calls"),
         "audio": Unsupported(TEXT_ONLY),
         "annotations": Unsupported(NO_MEANING),
         "refusal": Unsupported("send a refusal as content", neutral=("",)),
     }
 
     role: Literal["assistant"]
+    content: Content | None = None
+    """Text; may be left out where there are tool calls."""
     name: str | None = None
+    reasoning_content: str | None = None
+    """What it wrote to itself, for templates that keep it."""
+    tool_calls: ToolCalls = Field(default_factory=list)
+    """The tools it called; their results follow as messages of role tool."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise wrong("needs content or tool_calls")
+        return self
 
 
 class ToolMessage(_Message):
@@ -114,11 +126,8 @@ class ChatRequest(GenerationRequest):
 
     unsupported: ClassVar[Mapping[str, Unsupported]] = {
         **UNSUPPORTED,
-        "tools": Unsupported(LATER),
-        "tool_choice": Unsupported(LATER, neutral=("none", "auto")),
-        "parallel_tool_calls": Unsupported(LATER, neutral=(True, False)),
-        "functions": Unsupported(LATER),
-        "function_call": Unsupported(LATER, neutral=("none", "auto")),
+        "functions": Unsupported("use tools"),
+        "function_call": Unsupported("use tool_choice", neutral=("none", "auto")),
         "modalities": Unsupported(TEXT_ONLY, neutral=(["text"],)),
         "audio": Unsupported(TEXT_ONLY),
         "prediction": Unsupported(LATER),
@@ -144,9 +153,17 @@ class ChatRequest(GenerationRequest):
     """Report each output token's logprob."""
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     """With ``logprobs``: report so many of the likeliest tokens too."""
+    tools: Tools = Field(default_factory=list)
+    """Functions that the model may call."""
+    tool_choice: ToolChoice | None = None
+    """Whether it may (auto, the default), must (required, or a named one) or must not (none)."""
+    parallel_tool_calls: bool = True
+    """Whether it may call several at once; false ends the answer with the first call."""
     add_generation_prompt: bool | None = None
     """Whether the template opens the assistant's turn; true unless a message is continued."""
     continue_final_message: bool = False
     """Go on with the last message, which must be the assistant's, instead of a new one."""
+    add_special_tokens: bool = False
+    """Whether the tokenizer adds what begins a text, such as a BOS; templates do so themselves."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further variables for the chat template."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BeforeValidator, Field
 
-from octavo.server.protocol.validation import StrictModel, Unsupported
+from octavo.server.protocol.validation import StrictModel, Unsupported, wrong
 
 MAX_PROMPT_LOGPROBS: Final = 20
 
@@ -19,8 +19,6 @@ UNSUPPORTED: Final[Mapping[str, Unsupported]] = {
     "allowed_token_ids": Unsupported(LATER),
     "bad_words": Unsupported(LATER),
     "structured_outputs": Unsupported(LATER),
-    "truncate_prompt_tokens": Unsupported(LATER),
-    "add_special_tokens": Unsupported(LATER),
     "spaces_between_special_tokens": Unsupported(LATER, neutral=(True,)),
     "return_tokens_as_token_ids": Unsupported("use return_token_ids", neutral=(False,)),
     "stream_interval": Unsupported(LATER, neutral=(1,)),
@@ -31,6 +29,12 @@ UNSUPPORTED: Final[Mapping[str, Unsupported]] = {
     "service_tier": Unsupported("there is one tier", neutral=("auto", "default")),
     "request_id": Unsupported("use the X-Request-Id header"),
 }
+
+
+def _read_truncation(value: Any) -> Any:
+    if type(value) is int and value != -1 and value < 1:
+        raise wrong("must be a number of tokens of at least 1, or -1 for all that fit")
+    return value
 
 
 def _as_list(value: Any) -> Any:
@@ -106,9 +110,17 @@ class GenerationRequest(StrictModel):
     """Whether control tokens leave no text."""
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_PROMPT_LOGPROBS)
     """Report each prompt token's logprob and so many of the likeliest; not with ``stream``."""
+    truncate_prompt_tokens: Annotated[int | None, BeforeValidator(_read_truncation)] = None
+    """Keep only so many of the prompt's last tokens; -1 keeps what the context holds beside
+    ``max_tokens``."""
     return_token_ids: bool = False
     """Report the token ids of prompt and output."""
     priority: int = 0
     """Lower runs first; only 0 unless the scheduling policy is ``priority``."""
     cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
     """Only requests with the same salt share cached prefixes."""
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage

@@ -71,3 +71,5 @@ class CompletionRequest(GenerationRequest):
     """Report the chosen token's logprob and so many of the likeliest."""
     echo: bool = False
     """Begin each completion with its prompt."""
+    add_special_tokens: bool = True
+    """Whether a text begins as the tokenizer has it, with a BOS for example."""

@@ -1,0 +1,238 @@
+"""Octavo against OpenVINO GenAI, llama.cpp and vLLM on CPUs: same model, same tokens, side by side.
+
+``python benchmarks/peers/compare.py`` makes what is missing, then measures; see README.md.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from chart import svg
+from conversions import ModelFormats
+from environments import PEERS, PeerUnavailable, ensure_environment, peers_cache
+from machine import cpu_times, describe_machine, measure_ceilings, stolen_share
+from process import Worker, WorkerError
+from report import Comparison, Loaded, Measurement, markdown
+from scenarios import GROUPS, SCENARIOS, Prompt, PromptMaker, Scenario, chosen
+from variants import OCTAVO, PEER_VARIANTS, Launcher, Variant, octavo_variant
+
+from octavo.models.source import default_cache_dir, resolve_model
+
+WARM_UP_TOKENS: Final = 8
+BUSY_LOAD: Final = 0.5
+
+
+@dataclass
+class Field:
+    """The engines that are still in the race, and why others are not."""
+
+    workers: dict[str, Worker] = field(default_factory=dict)
+    loaded: list[Loaded] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)
+
+    def enter(self, variant: Variant, launcher: Launcher) -> None:
+        """Start an engine, or note why it cannot be."""
+        say(f"Loading {variant.name} ...")
+        try:
+            worker = launcher.start(variant)
+        except (PeerUnavailable, WorkerError) as error:
+            self.absent[variant.name] = str(error)
+            say(f"{variant.name} stays out: {error}")
+            return
+        self.workers[variant.name] = worker
+        made = None
+        if variant.peer != OCTAVO:
+            made = ensure_environment(PEERS[variant.peer], launcher.cache)
+        self.loaded.append(
+            Loaded(
+                variant,
+                worker.version,
+                worker.load_s,
+                worker.settings,
+                made.install_s if made else None,
+                made.size_mb if made else None,
+            )
+        )
+
+    def drop(self, name: str, scenario: Scenario, error: WorkerError) -> None:
+        """Take out an engine that failed."""
+        self.absent[name] = f"It fell out at {scenario.name}: {error}"
+        say(f"{name} falls out at {scenario.name}: {error}")
+        self.workers.pop(name).close()
+
+    def close(self) -> None:
+        """End all engines."""
+        for worker in self.workers.values():
+            worker.close()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The prompts of one scenario in one round, the same for every engine."""
+
+    scenario: Scenario
+    round: int
+    prompts: Sequence[Prompt]
+    first_token_prompts: Sequence[Prompt]
+    """Others of the same lengths, so that no cache helps the second run."""
+    warm_up: Sequence[Prompt]
+
+    @classmethod
+    def of(cls, scenario: Scenario, number: int, maker: PromptMaker) -> "Batch":
+        """Draw new prompts."""
+        warm_up = replace(scenario, prompt_lengths=(32,))
+        prompts, others = maker.prompts(scenario), maker.prompts(scenario)
+        return cls(scenario, number, prompts, others, maker.prompts(warm_up))
+
+    def measure(self, name: str, worker: Worker) -> Measurement:
+        """Run it once, after a few tokens that bring the engine's weights back into the caches."""
+        scenario = self.scenario
+        worker.run(self.warm_up, WARM_UP_TOKENS)
+        first_token_s = None
+        if scenario.figure == "decode":
+            first_token_s = worker.run(self.first_token_prompts, 1).wall_s
+        before = cpu_times()
+        run = worker.run(self.prompts, scenario.max_tokens)
+        return Measurement(
+            scenario=scenario.name,
+            variant=name,
+            round=self.round,
+            wall_s=run.wall_s,
+            first_token_s=first_token_s,
+            figure=scenario.value(run.wall_s, first_token_s),
+            stolen_share=stolen_share(before, cpu_times()),
+            ttft_s=None if run.ttft_s is None else tuple(run.ttft_s),
+            tokens=tuple(tuple(tokens) for tokens in run.tokens),
+        )
+
+
+def race(
+    field_: Field, scenarios: Sequence[Scenario], rounds: int, maker: PromptMaker, threads: int
+) -> tuple[list[Measurement], list[dict[str, Any] | None]]:
+    """Measure round by round, the engines in turn and each round another one first."""
+    measurements: list[Measurement] = []
+    ceilings = []
+    for number in range(rounds):
+        ceilings.append(measure_ceilings(threads))
+        for scenario in scenarios:
+            batch = Batch.of(scenario, number, maker)
+            names = list(field_.workers)
+            turn = number % max(1, len(names))
+            for name in names[turn:] + names[:turn]:
+                try:
+                    done = batch.measure(name, field_.workers[name])
+                except WorkerError as error:
+                    field_.drop(name, scenario, error)
+                else:
+                    measurements.append(done)
+                    figure = f"{done.figure:9.4g} {scenario.unit}"
+                    say(f"round {number + 1}/{rounds}  {scenario.name:<11} {name:<18} {figure}")
+    return measurements, ceilings
+
+
+def compare(arguments: argparse.Namespace) -> Comparison:
+    """Make, load and measure what was asked for."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
+    machine = describe_machine()
+    if machine.load_average > BUSY_LOAD:
+        say(f"Others are at work (load average {machine.load_average:.1f}): expect noise.")
+    cache = peers_cache(arguments.cache)
+    source = resolve_model(arguments.model, cache_dir=default_cache_dir()).path
+    scenarios = chosen(arguments.scenarios)
+    longest = max(max(item.prompt_lengths) + item.max_tokens for item in scenarios)
+    formats = ModelFormats.of(source, cache)
+    launcher = Launcher(formats, cache, arguments.threads, longest, say)
+    field_ = Field()
+    try:
+        for variant in _variants(arguments):
+            field_.enter(variant, launcher)
+        maker = PromptMaker(source, arguments.seed)
+        measurements, ceilings = race(field_, scenarios, arguments.rounds, maker, arguments.threads)
+    finally:
+        field_.close()
+    return Comparison(
+        model=source.name,
+        threads=arguments.threads,
+        machine=machine,
+        ceilings=tuple(ceilings),
+        scenarios=tuple(scenarios),
+        engines=tuple(field_.loaded),
+        absent=field_.absent,
+        measurements=tuple(measurements),
+    )
+
+
+def _variants(arguments: argparse.Namespace) -> list[Variant]:
+    named = {name: getattr(arguments, name) for name in ("backend", "dtype", "quantization")}
+    settings = {name: value for name, value in named.items() if value is not None}
+    octavos = [octavo_variant(text) for text in arguments.octavo or [OCTAVO]]
+    octavos = [replace(item, settings={**settings, **item.settings}) for item in octavos]
+    peers = [
+        item
+        for item in PEER_VARIANTS
+        if item.peer in arguments.peers or item.name in arguments.peers
+    ]
+    return octavos + peers
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--model", default="smollm2", help="a GGUF file or an alias")
+    add(
+        "--peers", nargs="*", default=list(PEERS), help="peers or their variants; none: Octavo only"
+    )
+    add("--octavo", action="append", help="NAME:setting=value,...; once for each variant of Octavo")
+    add("--backend", help="Octavo's, for all its variants that name none")
+    add("--dtype", help="likewise")
+    add("--quantization", help="likewise")
+    add("--scenarios", nargs="+", default=["default"], help="names or groups: see --list")
+    add("--rounds", type=int, default=5)
+    add("--threads", type=int, default=2, help="of each engine; all run on the same CPUs")
+    add("--seed", type=int, default=0, help="of the prompts")
+    add("--cache", help="folder of environments, models and results")
+    add("--output", help="folder for report.md, results.json and chart.svg")
+    add("--list", action="store_true", help="list scenarios and variants, and stop")
+    arguments = parser.parse_args()
+    known = {*PEERS, *(item.name for item in PEER_VARIANTS)}
+    if unknown := sorted(set(arguments.peers) - known):
+        parser.error(f"there is no peer {unknown[0]!r}; known are {', '.join(sorted(known))}")
+    if unknown := sorted(set(arguments.scenarios) - {*SCENARIOS, *GROUPS}):
+        parser.error(f"there is no scenario {unknown[0]!r}; see --list")
+    return arguments
+
+
+def say(text: str) -> None:
+    """Tell the person who waits; results go to standard output, this does not."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """Compare, then print and write the report."""
+    arguments = _arguments()
+    if arguments.list:
+        print("scenarios:", *SCENARIOS, "\ngroups:", *GROUPS)
+        print("variants:", OCTAVO, *(item.name for item in PEER_VARIANTS))
+        return 0
+    comparison = compare(arguments)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    default = peers_cache(arguments.cache) / "results" / stamp
+    folder = Path(arguments.output) if arguments.output else default
+    folder.mkdir(parents=True, exist_ok=True)
+    report = markdown(comparison)
+    (folder / "report.md").write_text(report + "\n")
+    (folder / "results.json").write_text(json.dumps(comparison.as_dict(), indent=1))
+    (folder / "chart.svg").write_text(svg(comparison))
+    print(report)
+    say(f"Written to {folder}")
+    return 0 if comparison.measurements else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

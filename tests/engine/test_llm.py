@@ -1,0 +1,78 @@
+"""The offline front end, as vLLM users call it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo import LLM, SamplingParams
+from octavo.core.errors import ContextLengthError, InvalidRequestError, LoadError
+from octavo.core.request import FinishReason
+from support_loading import write_hf_folder
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    folder = write_hf_folder(tmp_path_factory.mktemp("llm") / "tiny", "llama")
+    return LLM(folder, kv_cache_memory_bytes=4 << 20, max_model_len=128, seed=0)
+
+
+def greedy(**changes: Any) -> SamplingParams:
+    return SamplingParams(temperature=0.0, **changes)
+
+
+def test_results_come_in_the_order_of_prompts(llm: LLM) -> None:
+    """Turns red when results follow the order in which requests end."""
+    prompts = ["a", "much longer than the others", "b b"]
+    params = [greedy(max_tokens=count) for count in (9, 1, 5)]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert [out.prompt for out in outputs] == prompts
+    assert [len(out.outputs[0].token_ids) for out in outputs] == [9, 1, 5]
+
+
+def test_one_prompt_of_text_or_ids(llm: LLM) -> None:
+    """Turns red when a single prompt, as text or as token ids, is taken for several."""
+    (text,) = llm.generate("hello", greedy(max_tokens=4), use_tqdm=False)
+    (ids,) = llm.generate(list(text.prompt_token_ids), greedy(max_tokens=4), use_tqdm=False)
+    assert ids.outputs[0].token_ids == text.outputs[0].token_ids
+    assert ids.prompt is None
+
+
+def test_a_refused_prompt_leaves_nothing_behind(llm: LLM) -> None:
+    """Turns red when the prompts before a refused one keep running in the engine."""
+    with pytest.raises(ContextLengthError):
+        llm.generate(["fine", "x" * 500], greedy(max_tokens=4), use_tqdm=False)
+    assert not llm.parts.core.has_work()
+    assert llm.parts.core.stats().usage.num_used == 0
+
+
+def test_several_completions(llm: LLM) -> None:
+    """ST-15: turns red when one of n completions is missing."""
+    (out,) = llm.generate("go", SamplingParams(n=3, max_tokens=6, seed=1), use_tqdm=False)
+    assert [completion.index for completion in out.outputs] == [0, 1, 2]
+    assert len({completion.token_ids for completion in out.outputs}) == 3
+
+
+def test_wrong_calls_are_refused_by_name(llm: LLM) -> None:
+    """Turns red when a caller's mistake is not told in one sentence."""
+    with pytest.raises(InvalidRequestError, match="one each"):
+        llm.generate(["a", "b"], [greedy()], use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match="add_generation_prompt"):
+        llm.chat(FRANCE, chat_template_kwargs={"add_generation_prompt": False})
+    with pytest.raises(LoadError):
+        LLM(Path("/no/such/model"))
+
+
+@pytest.mark.model
+def test_capital_of_france(model_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Turns red when the default model no longer answers, or no progress is shown."""
+    llm = LLM(model_path, max_model_len=256, kv_cache_memory_bytes=64 << 20)
+    (out,) = llm.chat(FRANCE, greedy(max_tokens=20))
+    assert out.outputs[0].text == "The capital of France is Paris."
+    assert out.outputs[0].finish_reason is FinishReason.STOP
+    assert "Processed prompts" in capsys.readouterr().err
+    (again,) = llm.chat([FRANCE], greedy(max_tokens=20), use_tqdm=False)
+    assert again.outputs == out.outputs
+    assert again.num_cached_tokens == 32
