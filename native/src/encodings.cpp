@@ -57,15 +57,11 @@ void k_scale(const uint8_t* packed, int i, int* scale, int* minimum) {
 }
 
 void decode_q4_k(const uint8_t* block, float* out) {
-  const float scale = read_half(block), minimum = read_half(block + 2);
-  for (int part = 0; part < 8; ++part) {
-    int s, m;
-    k_scale(block + 4, part, &s, &m);
-    const uint8_t* nibbles = block + 16 + part / 2 * 32;
-    for (int i = 0; i < 32; ++i) {
-      const int value = part % 2 ? nibbles[i] >> 4 : nibbles[i] & 15;
-      out[part * 32 + i] = scale * s * value - minimum * m;
-    }
+  for (int part = 0; part < 8; ++part, out += 32) {
+    uint8_t values[32];
+    float scale, minimum;
+    decode_q4_k_group(block, part, values, &scale, &minimum);
+    for (int i = 0; i < 32; ++i) out[i] = scale * values[i] + minimum;
   }
 }
 
@@ -169,6 +165,18 @@ uint16_t float_to_bfloat16(float value) {
   const uint32_t bits = bits_of(value);
   if (std::isnan(value)) return 0x7fc0;
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+void decode_q4_k_group(const uint8_t* row, int64_t group, uint8_t* values, float* scale,
+                       float* minimum) {
+  const uint8_t* block = row + group / 8 * 144;
+  const int part = static_cast<int>(group % 8);
+  int s, m;
+  k_scale(block + 4, part, &s, &m);
+  *scale = read_half(block) * s;
+  *minimum = -read_half(block + 2) * m;
+  const uint8_t* nibbles = block + 16 + part / 2 * 32;
+  for (int i = 0; i < 32; ++i) values[i] = part % 2 ? nibbles[i] >> 4 : nibbles[i] & 15;
 }
 
 void decode_row(Encoding encoding, const uint8_t* row, int64_t count, float* out) {

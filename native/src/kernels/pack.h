@@ -87,28 +87,6 @@ static void pack_i8(const float* row, const PackedWeight& weight, uint8_t* panel
   }
 }
 
-// 4 bits with scale and minimum, from floats (Q4_K and whoever asks for 4 bits).
-static void pack_u4(const float* row, const PackedWeight& weight, uint8_t* panel, int column) {
-  for (int64_t g = 0; g < weight.groups; ++g) {
-    uint8_t* group = panel + g * group_bytes(weight.format);
-    const float* values = row + g * kGroup;
-    float low = values[0], high = values[0];
-    for (int i = 1; i < kGroup; ++i) {
-      low = values[i] < low ? values[i] : low;
-      high = values[i] > high ? values[i] : high;
-    }
-    const float scale = half_to_float(float_to_half((high - low) / 15.0f));
-    const float minimum = half_to_float(float_to_half(low));
-    const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
-    uint8_t quantised[kGroup];
-    for (int i = 0; i < kGroup; ++i)
-      quantised[i] = static_cast<uint8_t>(clamp_int((values[i] - minimum) * inverse, 0, 15));
-    put_group_u4(group, column, quantised);
-    put_half(group + kGroup / 2 * kPanel + 2 * column, scale);
-    put_half(group + kGroup / 2 * kPanel + 2 * kPanel + 2 * column, minimum);
-  }
-}
-
 // Q4_0, Q4_1 and Q8_0 keep their values and scales bit by bit.
 static void pack_as_is(const uint8_t* row, const PackedWeight& weight, uint8_t* panel,
                        int column) {
@@ -132,6 +110,19 @@ static void pack_as_is(const uint8_t* row, const PackedWeight& weight, uint8_t* 
     uint8_t* scales = group + kGroup / 2 * kPanel + 2 * column;
     __builtin_memcpy(scales, block, 2);
     if (has_minimum) __builtin_memcpy(scales + 2 * kPanel, block + 2, 2);
+  }
+}
+
+// Q4_K keeps its 4-bit values; its scales and minima, products of two numbers, round to float16.
+static void pack_q4_k(const uint8_t* row, const PackedWeight& weight, uint8_t* panel, int column) {
+  for (int64_t g = 0; g < weight.groups; ++g) {
+    uint8_t* group = panel + g * group_bytes(weight.format);
+    uint8_t values[kGroup];
+    float scale, minimum;
+    decode_q4_k_group(row, g, values, &scale, &minimum);
+    put_group_u4(group, column, values);
+    put_half(group + kGroup / 2 * kPanel + 2 * column, scale);
+    put_half(group + kGroup / 2 * kPanel + 2 * kPanel + 2 * column, minimum);
   }
 }
 
@@ -167,12 +158,14 @@ static void pack(const PackedWeight& weight, const PackSource& source, uint8_t* 
         pack_as_is(row, weight, to, column);
         continue;
       }
+      if (weight.format == Format::kU4GroupMin) {
+        pack_q4_k(row, weight, to, column);
+        continue;
+      }
       decode_row(encoding, row, weight.inputs, scratch);
       for (int64_t k = weight.inputs; k < weight.groups * kGroup; ++k) scratch[k] = 0.0f;
       if (!is_quantised(weight.format))
         pack_float(scratch, weight, to, column);
-      else if (weight.format == Format::kU4GroupMin)
-        pack_u4(scratch, weight, to, column);
       else
         pack_i8(scratch, weight, to, column);
     }

@@ -102,7 +102,7 @@ class MatrixWeight:
         if gated not in self.packed:
             self.packed[gated] = backend.pack(
                 [
-                    (_ENCODINGS[part.encoding], np.ascontiguousarray(part.data))
+                    (_ENCODINGS[part.encoding], np.ascontiguousarray(part.data).view(np.uint8))
                     for part in self.parts
                 ],
                 self.inputs,
