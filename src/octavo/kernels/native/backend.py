@@ -60,6 +60,7 @@ class NativeBackend:
         self._native = _native.Backend(isa, threads, options.pin_threads)
         self._precision: Precision = precision
         self._num_blocks = 0
+        self._weights: list[MatrixWeight] = []
 
     @property
     def name(self) -> str:
@@ -76,17 +77,27 @@ class NativeBackend:
         """Threads that share a step."""
         return self._native.threads
 
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of all weights packed so far."""
+        return sum(packed.num_bytes for w in self._weights for packed in w.packed.values())
+
+    @property
+    def machine(self) -> _native.Backend:
+        """The extension's measurements of this machine's ceilings, on the pool of the steps."""
+        return self._native
+
     def linear_weight(
         self, parts: Sequence[WeightTensor], bias: Sequence[WeightTensor] = ()
     ) -> MatrixWeight:
         """Keep matrices stacked along their output axis, to be packed by ``compile``."""
         check_matrix(parts)
-        return MatrixWeight(parts, stack_vectors(bias) if bias else None)
+        return self._keep(MatrixWeight(parts, stack_vectors(bias) if bias else None))
 
     def embedding(self, table: WeightTensor) -> MatrixWeight:
         """Keep a table ``[vocab, features]``, to be packed by ``compile``."""
         check_matrix([table])
-        return MatrixWeight([table], is_table=True)
+        return self._keep(MatrixWeight([table], is_table=True))
 
     def vector(self, tensor: WeightTensor, *, offset: float = 0.0) -> VectorWeight:
         """Decode a norm's weight and add ``offset``."""
@@ -137,3 +148,7 @@ class NativeBackend:
                 raise InvariantError(str(error)) from error
 
         return step
+
+    def _keep(self, weight: MatrixWeight) -> MatrixWeight:
+        self._weights.append(weight)
+        return weight
