@@ -94,7 +94,7 @@ def fake_parts(
         tokenizer=tokenizer,
         requests=RequestBuilder(
             IDENTITY,
-            Intake(config, num_blocks * block_size).resolve_max_tokens,
+            Intake(config, num_blocks * block_size, cache).resolve_max_tokens,
             clock,
             random.Random(0),
         ),

@@ -1,7 +1,7 @@
 """A runner that remembers what was written where, and shortcuts to drive a scheduler with it."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo.core.clock import ManualClock
 from octavo.core.config import CacheConfig, SchedulerConfig
@@ -62,6 +62,11 @@ class Row:
     table: list[BlockId] = field(default_factory=list)
 
 
+def completion(request_id: str, index: int) -> str:
+    """Return the name of a completion: that of its request for the first."""
+    return f"{request_id}#{index}" if index else request_id
+
+
 class PagedOracle:
     """Executes plans on paged memory and asserts that every KV it reads is the right one.
 
@@ -86,9 +91,13 @@ class PagedOracle:
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Release, compute and sample as planned."""
-        assert not plan.copies
         for sequence_id in plan.released:
             del self.rows[sequence_id]
+        for copy in plan.copies:
+            for slot in range(self.block_size):
+                self.memory.pop((copy.target, slot), None)
+                if (copy.source, slot) in self.memory:
+                    self.memory[copy.target, slot] = self.memory[copy.source, slot]
         for new in plan.new:
             assert new.sequence_id not in self.rows
             tokens = [*new.prompt_token_ids, *new.output_token_ids]
@@ -101,6 +110,8 @@ class PagedOracle:
     def _execute_one(self, item: ScheduledSequence, result: ModelRunnerOutput) -> None:
         row = self.rows[item.sequence_id]
         end = item.start + len(item.token_ids)
+        if row.new.sampling.use_beam_search and end == len(row.token_ids) + 1:
+            row.token_ids.append(item.token_ids[-1])
         assert list(item.token_ids) == row.token_ids[item.start : end]
         assert item.first_block <= len(row.table), "the diff leaves a gap"
         row.table[item.first_block :] = item.block_ids
@@ -119,11 +130,20 @@ class PagedOracle:
             result.prompt_logprobs[item.sequence_id] = tuple(scores)
         if item.samples:
             assert end == len(row.token_ids)
-            token = self._choose(row, kvs[-1])
+            for name in (item.sequence_id, *item.forks):
+                self._sample(self.rows[name], kvs[-1], result)
+
+    def _sample(self, row: Row, kv: int, result: ModelRunnerOutput) -> None:
+        sampling = row.new.sampling
+        token = self._choose(row, kv)
+        if not sampling.use_beam_search:  # a search chooses itself
             row.token_ids.append(token)
-            result.sampled[item.sequence_id] = (token,)
-            if row.new.sampling.logprobs is not None:
-                result.logprobs[item.sequence_id] = (score(kvs[-1], token),)
+        result.sampled[row.new.sequence_id] = (token,)
+        if sampling.logprobs is not None:
+            entry = score(kv, token)
+            if sampling.logprobs:
+                entry = replace(entry, top=likeliest(kv, self.vocab_size, sampling.logprobs))
+            result.logprobs[row.new.sequence_id] = (entry,)
 
     def _read(self, row: Row, num_tokens: int) -> list[int]:
         kvs: list[int] = []
@@ -142,6 +162,12 @@ def score(kv: int, token: TokenId) -> TokenLogprobs:
     return TokenLogprobs(token, -float(hash((kv, token, 7)) % 1000) / 100, rank=1)
 
 
+def likeliest(kv: int, vocab_size: int, count: int) -> tuple[tuple[TokenId, float], ...]:
+    """Return the tokens that the oracle finds likeliest after KV ``kv``."""
+    scores = [(token, score(kv, token).logprob) for token in range(vocab_size)]
+    return tuple(sorted(scores, key=lambda item: (-item[1], item[0]))[:count])
+
+
 class Harness:
     """A scheduler with debug checks, the oracle, a clock, and what each request got."""
 
@@ -155,6 +181,7 @@ class Harness:
         max_num_batched_tokens: int = 256,
         max_num_seqs: int = 8,
         policy: str = "fcfs",
+        batching: str = "continuous",
         caching: bool = True,
         chunked: bool = True,
         threshold: int = 0,
@@ -176,6 +203,7 @@ class Harness:
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
             policy=policy,
+            batching_policy=batching,
             enable_chunked_prefill=chunked,
             long_prefill_token_threshold=threshold,
             end_token_ids=frozenset(end_token_ids),
@@ -230,10 +258,11 @@ class Harness:
         """Keep what the requests got."""
         self.updates.append(update)
         for output in update.outputs:
-            self.outputs[output.request_id].append(output)
-            self.tokens[output.request_id] += output.new_token_ids
+            name = completion(output.request_id, output.index)
+            self.outputs.setdefault(name, []).append(output)
+            self.tokens.setdefault(name, []).extend(output.new_token_ids)
         for stats in update.finished:
-            self.finished[stats.request_id] = stats
+            self.finished[completion(stats.request_id, stats.index)] = stats
         return update
 
     def step(self) -> StepUpdate:
@@ -248,12 +277,12 @@ class Harness:
             self.step()
         raise AssertionError(f"work is left after {max_steps} steps")
 
-    def abort(self, request_id: str) -> RequestStats | None:
+    def abort(self, request_id: str) -> tuple[RequestStats, ...]:
         """Abort a request and keep its statistics."""
-        stats = self.scheduler.abort(RequestId(request_id), self.clock())
-        if stats is not None:
-            self.finished[request_id] = stats
-        return stats
+        ended = self.scheduler.abort(RequestId(request_id), self.clock())
+        for stats in ended:
+            self.finished[completion(request_id, stats.index)] = stats
+        return ended
 
     def reason(self, request_id: str) -> FinishReason:
         """Return why a request ended."""

@@ -22,15 +22,15 @@ from octavo.core.request import (
     TokenLogprobs,
 )
 from octavo.core.sampling import SamplingParams
-from octavo.engine.core import EngineCore
+from octavo.engine.core import STEP_FAILED, EngineCore
 from octavo.kvcache.manager import KVCacheManager
 from octavo.runner.fake import FakeRunner, Faults, choose_token, digest, score_token
 from octavo.scheduler.invariants import check_scheduler
 from octavo.scheduler.outcome import StepUpdate
 from octavo.scheduler.scheduler import Scheduler
 
-FAULT = "told to fail"
-"""What the message of every injected fault says."""
+FAULTS = ("told to fail", STEP_FAILED)
+"""What the message of an injected fault says."""
 MAX_DRAIN_STEPS = 3000
 
 
@@ -123,6 +123,7 @@ class World:
             num_blocks=self.cache_config.num_blocks,
             vocab_size=self.config.vocab_size,
             faults=self._draw_faults(seed),
+            run_length=self._draw_run_length(),
         )
         self.witness = Witness(parts.runner(self.runner), self.config, self._interrupt)
         self.clock = ManualClock()
@@ -170,10 +171,9 @@ class World:
 
     def abort(self, item: Tracked) -> None:
         """The client gives up; a second abort finds nothing."""
-        stats = self.core.abort(item.request.request_id)
-        assert stats is not None
+        (stats,) = self.core.abort(item.request.request_id)
         self._end(item, stats, FinishReason.ABORT)
-        assert self.core.abort(item.request.request_id) is None
+        assert not self.core.abort(item.request.request_id)
         assert self.core.finish(item.request.request_id, len(item.token_ids)) is None
         self.check()
 
@@ -249,7 +249,7 @@ class World:
             return
         if output.finish_reason is FinishReason.ERROR:
             assert output.error is not None
-            assert FAULT in output.error, output.error
+            assert any(fault in output.error for fault in FAULTS), output.error
         self._end(item, finished.pop(output.request_id), output.finish_reason)
 
     def _end(self, item: Tracked, stats: RequestStats, reason: FinishReason) -> None:
@@ -323,6 +323,11 @@ class World:
             vocab_size=12,
         )
         return cache, scheduler
+
+    def _draw_run_length(self) -> Callable[[int], int]:
+        """In some worlds several tokens come at once, as when a grammar forces them."""
+        longest = self.rng.choice((1, 1, 2, 5, 40))
+        return lambda before: 1 + before % longest
 
     def _draw_faults(self, seed: int) -> Faults:
         raises = self.rng.choice([0.0, 0.0, 0.05, 0.2])

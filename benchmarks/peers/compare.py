@@ -6,6 +6,7 @@
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -22,8 +23,11 @@ from report import Comparison, Loaded, Measurement, markdown
 from scenarios import GROUPS, SCENARIOS, Prompt, PromptMaker, Scenario, chosen
 from variants import OCTAVO, PEER_VARIANTS, Launcher, Variant, octavo_variant
 
+from octavo.models.checkpoint import open_checkpoint
 from octavo.models.source import default_cache_dir, resolve_model
 
+MAX_MODEL_LEN: Final = 8192
+"""Context length of every engine, whatever the scenarios, so that vLLM compiles only once."""
 WARM_UP_TOKENS: Final = 8
 BUSY_LOAD: Final = 0.5
 
@@ -144,10 +148,10 @@ def compare(arguments: argparse.Namespace) -> Comparison:
         say(f"Others are at work (load average {machine.load_average:.1f}): expect noise.")
     cache = peers_cache(arguments.cache)
     source = resolve_model(arguments.model, cache_dir=default_cache_dir()).path
-    scenarios = chosen(arguments.scenarios)
-    longest = max(max(item.prompt_lengths) + item.max_tokens for item in scenarios)
+    max_model_len = min(MAX_MODEL_LEN, open_checkpoint(source).config.max_position)
+    scenarios = [item for item in chosen(arguments.scenarios) if item.max_len <= max_model_len]
     formats = ModelFormats.of(source, cache)
-    launcher = Launcher(formats, cache, arguments.threads, longest, say)
+    launcher = Launcher(formats, cache, arguments.threads, max_model_len, say)
     field_ = Field()
     try:
         for variant in _variants(arguments):
@@ -215,6 +219,7 @@ def say(text: str) -> None:
 
 def main() -> int:
     """Compare, then print and write the report."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that workers end too
     arguments = _arguments()
     if arguments.list:
         print("scenarios:", *SCENARIOS, "\ngroups:", *GROUPS)

@@ -19,6 +19,7 @@ import numpy as np
 from environments import Environment, PeerUnavailable
 from numpy.typing import NDArray
 from safetensors import TensorSpec, serialize_file
+from tokenizers import decoders
 
 from octavo.kernels.dequantize import to_float32
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
@@ -155,7 +156,7 @@ def _main_encoding(source: Path) -> str:
 def _export_openvino(
     environment: Environment, folder: Path, target: Path, weight_format: str
 ) -> None:
-    command = [environment.python.with_name("optimum-cli"), "export", "openvino"]
+    command: list[str | Path] = [environment.python.with_name("optimum-cli"), "export", "openvino"]
     command += ["--model", folder, "--task", "text-generation-with-past"]
     command += ["--weight-format", weight_format, target]
     log = environment.folder / "export.log"
@@ -203,6 +204,12 @@ def _write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
     if not isinstance(source, GGUFTokenizerSource):
         raise PeerUnavailable(f"{checkpoint.path} is not a GGUF file.")
     parts = parts_from_gguf(source.metadata)
+    if source.metadata["tokenizer.ggml.model"] == "gpt2":
+        parts.backend.decoder = decoders.ByteLevel()
+    else:
+        spaces, strip = decoders.Replace("\u2581", " "), decoders.Strip(" ", 1, 0)
+        steps = [spaces, decoders.ByteFallback(), decoders.Fuse(), strip]
+        parts.backend.decoder = decoders.Sequence(steps)
     parts.backend.save(str(folder / "tokenizer.json"))
     ends = sorted(checkpoint.end_token_ids)
     config = {

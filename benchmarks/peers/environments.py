@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from octavo.models.source import default_cache_dir
 
@@ -104,7 +104,8 @@ def ensure_environment(peer: Peer, cache: Path, say: Callable[[str], None] = pri
     wanted = {"package": peer.package, "version": peer.version, "also": list(peer.requirements)}
     made = _read_stamp(folder)
     if made is None or {key: made.get(key) for key in wanted} != wanted:
-        say(f"Making the environment of {peer.name} ({peer.package} {peer.version}); {peer.note}")
+        note = f": {peer.note}" if peer.note else ""
+        say(f"Making the environment of {peer.name} ({peer.package} {peer.version}){note} ...")
         started = time.perf_counter()
         _make(peer, folder)
         made = {
@@ -177,11 +178,14 @@ def _last_error(log: Path) -> str:
     return (errors or lines or ["no output"])[-1][:200]
 
 
-def _read_stamp(folder: Path) -> dict[str, object] | None:
+def _read_stamp(folder: Path) -> dict[str, Any] | None:
+    if not _python(folder).exists():
+        return None
     try:
-        return json.loads((folder / STAMP_NAME).read_text()) if _python(folder).exists() else None
+        stamp: dict[str, Any] = json.loads((folder / STAMP_NAME).read_text())
     except (OSError, ValueError):
         return None
+    return stamp
 
 
 def _python(folder: Path) -> Path:

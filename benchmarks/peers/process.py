@@ -56,7 +56,7 @@ class Worker:
             )
         try:
             ready = self._read(LOAD_TIMEOUT_S)
-        except WorkerError:
+        except BaseException:  # an interrupt too must not leave it behind
             self.close()
             raise
         self.load_s: float = ready["load_s"]

@@ -1,7 +1,7 @@
 """A GGUF model of a known shape with random weights: speed needs the shape, not the knowledge.
 
 ``python benchmarks/peers/random_model.py qwen2.5-0.5b`` writes it into the cache folder and prints
-its path, for ``compare.py --model``. Its tokenizer is the default model's, padded to its vocabulary.
+its path, for ``compare.py --model``. Its tokenizer is the default model's, padded.
 """
 
 import argparse

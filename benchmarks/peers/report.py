@@ -155,10 +155,12 @@ def markdown(comparison: Comparison) -> str:
 
 
 def _ceilings(ceilings: Sequence[Mapping[str, Any] | None]) -> str:
-    measured = [item for item in ceilings if item is not None]
-    if not measured:
+    if not any(ceilings):
         return "ceilings: not measured (benchmarks/kernels.py is not here or has none)"
-    lines = [f"round {number}: {dict(item)}" for number, item in enumerate(measured, 1)]
+    lines = [
+        f"round {number}: {dict(item) if item else 'not measured'}"
+        for number, item in enumerate(ceilings, 1)
+    ]
     return "ceilings:\n" + "\n".join(lines)
 
 

@@ -29,6 +29,11 @@ class Scenario:
     off; ``prefill``: prompt tokens per second until all first tokens; ``wall``: seconds."""
 
     @property
+    def max_len(self) -> int:
+        """Most tokens of a prompt and its output."""
+        return max(self.prompt_lengths) + self.max_tokens
+
+    @property
     def unit(self) -> str:
         """Unit of the figure."""
         return "s" if self.figure == "wall" else "tokens/s"

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from ctypes.util import find_library
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -107,7 +108,10 @@ class Launcher:
                 raise PeerUnavailable(f"There is no worker for {variant.peer}.")
 
     def _vllm_env(self, environment: Environment) -> Mapping[str, str]:
-        """Follow vLLM's advice for CPUs: threads bound to cores, Intel's OpenMP loaded first."""
+        """Follow vLLM's advice for CPUs: threads bound to cores, OpenMP and malloc preloaded.
+
+        Compiled ahead of time, this release cannot load what it saved, and compiles at each start.
+        """
         cpus = sorted(os.sched_getaffinity(0))[: self.threads]
         env = {
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus)),
@@ -115,6 +119,10 @@ class Launcher:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_CACHE_ROOT": str(environment.folder / "cache"),
             "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_USE_AOT_COMPILE": "0",
         }
         openmp = environment.python.parents[1] / "lib" / "libiomp5.so"
-        return {**env, "LD_PRELOAD": str(openmp)} if openmp.exists() else env
+        found = [str(openmp)] if openmp.exists() else []
+        if tcmalloc := find_library("tcmalloc_minimal"):
+            found.append(tcmalloc)
+        return {**env, "LD_PRELOAD": ":".join(found)}

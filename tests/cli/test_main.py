@@ -58,6 +58,8 @@ FLAGS = [
     "--no-enable-prefix-caching",
     "--enable-chunked-prefill",
     "--no-enable-chunked-prefill",
+    "--enable-jump-forward",
+    "--no-enable-jump-forward",
     "--scheduling-policy",
     "--api-key",
     "--seed",
@@ -144,6 +146,7 @@ def test_wrong_usage_is_one_sentence_and_exit_code_2(
         (["serve", "/no/such/file", "--port", "0"], "/no/such/file"),
         (["serve", "smolm2", "--port", "0"], "smollm2"),
         (["serve", "--api-key", ""], "--api-key"),
+        (["serve", "--served-model-name", ""], "--served-model-name"),
         (["generate", "x", "--model", "/no/such.gguf"], "/no/such.gguf"),
         (["generate", "x", "--model", "nope"], "smollm2"),
         (["chat", "/no/such/folder/"], "/no/such/folder/"),
@@ -238,3 +241,44 @@ def test_a_metrics_prefix_that_no_name_can_have_is_told_before_loading(
     code, err = _error(capsys, ["serve", str(path), "--port", "0", "--metrics-prefix", "a b"])
     assert code == 1
     assert "--metrics-prefix" in err
+
+
+def test_without_arguments_the_help_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """Turns red if a newcomer who types only ``octavo`` gets the help as one line of error."""
+    assert run([]) == 2
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "\nCommands:\n  pull " in out
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("args", [["--version"], ["--help"], ["serve", "--help"]])
+def test_output_that_cannot_be_written_is_one_sentence(args: list[str]) -> None:
+    """Turns red if a full disk ends in a traceback, or in success."""
+    script = Path(sys.executable).with_name("octavo")
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run([script, *args], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert result.returncode == 1
+    assert result.stderr == "Error: No space left on device.\n"
+
+
+@pytest.mark.parametrize("args", [["--version"], ["--help"]])
+def test_a_reader_that_has_left_is_no_error_to_tell(args: list[str]) -> None:
+    """Turns red if ``octavo … | head`` ends in a traceback."""
+    script = Path(sys.executable).with_name("octavo")
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run([script, *args], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("args", [["generate", "-"], ["chat"]])
+def test_closed_standard_input_is_one_sentence(
+    args: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red if a service manager that closes standard input gets a traceback."""
+    monkeypatch.setattr(sys, "stdin", None)
+    code, err = _error(capsys, args)
+    assert code == 1
+    assert "Standard input is closed" in err

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -178,6 +179,16 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(model: WheelModel, tmp_p
         wheel.fetch(model, tmp_path / "cache", _ignore)
 
 
+@pytest.mark.parametrize("find", [source.pull, source.resolve_model])
+def test_a_cache_that_is_no_folder_is_one_sentence(
+    find: Callable[..., object], registered: WheelModel, tmp_path: Path
+) -> None:
+    """Turns red if looking for the model in an unusable cache ends in a traceback."""
+    (tmp_path / "cache").write_text("a file, not a folder")
+    with pytest.raises(LoadError, match="Could not store tiny in"):
+        find("tiny", cache_dir=tmp_path / "cache")
+
+
 @pytest.fixture
 def registered(model: WheelModel, monkeypatch: pytest.MonkeyPatch) -> WheelModel:
     """The small model under an alias."""
@@ -267,6 +278,7 @@ def test_the_hub_without_its_package_says_what_to_install(
         ({"OCTAVO_CACHE": "/a", "XDG_CACHE_HOME": "/b"}, Path("/a")),
         ({"OCTAVO_CACHE": "", "XDG_CACHE_HOME": "/b"}, Path("/b/octavo")),
         ({}, Path("~/.cache/octavo").expanduser()),
+        ({"XDG_CACHE_HOME": "relative"}, Path("~/.cache/octavo").expanduser()),
         ({"OCTAVO_CACHE": "~/x"}, Path("~/x").expanduser()),
     ],
 )

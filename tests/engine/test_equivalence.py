@@ -84,6 +84,23 @@ def test_cached_equals_uncached(folders: dict[str, Path], architecture: str) -> 
     assert not any(out.num_cached_tokens for out in off)
 
 
+@pytest.mark.parametrize(("length", "cached"), [(1500, 1488), (1504, 1488), (1505, 1504)])
+def test_a_long_prompt_twice(
+    tmp_path_factory: pytest.TempPathFactory, length: int, cached: int
+) -> None:
+    """Turns red when the second of two long prompts computes more than its last, partial block."""
+    folder = write_hf_folder(
+        tmp_path_factory.mktemp("long") / "llama",
+        "llama",
+        config_overrides={"max_position_embeddings": 2048},
+    )
+    llm = engine(folder, max_model_len=2048)
+    (prompt,) = prompts_of([length])
+    first, second = one_by_one(llm, [prompt, prompt])
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, cached)
+    assert_same([first], [second])
+
+
 @pytest.mark.parametrize("length", [15, 16, 17, 31, 32, 33, 48])
 def test_a_wholly_cached_prompt_is_still_scored(folders: dict[str, Path], length: int) -> None:
     """KV-01: turns red when the last block's registration or its recompute is off by one."""
@@ -181,6 +198,19 @@ def test_prompt_logprobs_of_cached_prompts(folders: dict[str, Path], length: int
     assert first == pytest.approx(second, abs=LOGPROB_TOLERANCE)
 
 
+def test_more_logprobs_than_tokens(folders: dict[str, Path]) -> None:
+    """SA-12: turns red when more entries than the vocabulary has are refused, or break the step."""
+    llm = engine(folders["llama"])
+    size = llm.parts.info.vocab_size
+    asked = SamplingParams(temperature=0, max_tokens=2, logprobs=10**6, prompt_logprobs=10**6)
+    out = llm.generate([1, 2, 3], asked, use_tqdm=False)[0]
+    assert out.outputs[0].logprobs is not None
+    assert out.prompt_logprobs is not None
+    for entry in [*out.outputs[0].logprobs, *out.prompt_logprobs[1:]]:
+        assert entry is not None
+        assert len(entry.top) == size
+
+
 def test_scoring_without_generating(folders: dict[str, Path]) -> None:
     """SC-16: turns red when max_tokens 0 generates a token or is refused."""
     (prompt,) = prompts_of([20])
@@ -218,4 +248,53 @@ def test_every_mix_of_features_answers_alike(
     for index in range(n):
         for got, want in zip(outputs, expected, strict=True):
             assert_same_completion(want.outputs[0], got.outputs[index])
+    assert llm.parts.core.stats().usage.num_used == 0
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize("caching", [True, False])
+def test_forked_equals_separate(folders: dict[str, Path], architecture: str, caching: bool) -> None:
+    """Turns red when a branch reads or overwrites the KV of another, or draws from its seed."""
+    llm = engine(folders[architecture], enable_prefix_caching=caching)
+    for length in (15, 16, 17, 40):
+        (prompt,) = prompts_of([length], seed=length)
+        asked = {"temperature": 1.0, "max_tokens": 20, "logprobs": 1}
+        forked = llm.generate(prompt, SamplingParams(n=4, seed=7, **asked), use_tqdm=False)[0]
+        texts = {completion.token_ids for completion in forked.outputs}
+        assert len(texts) == 4
+        for index, completion in enumerate(forked.outputs):
+            params = SamplingParams(seed=7 + index, **asked)
+            alone = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0]
+            assert alone.token_ids == completion.token_ids
+            assert alone.logprobs is not None
+            assert completion.logprobs is not None
+            for one, other in zip(alone.logprobs, completion.logprobs, strict=True):
+                assert abs(one.logprob - other.logprob) < LOGPROB_TOLERANCE
+
+
+def test_best_of_returns_the_likeliest_samples(folders: dict[str, Path]) -> None:
+    """Turns red when the ranking is not by the sum of logprobs, or shows what was not asked."""
+    llm = engine(folders["llama"])
+    (prompt,) = prompts_of([20])
+    asked = {"temperature": 1.0, "max_tokens": 8, "seed": 3}
+    every = llm.generate(prompt, SamplingParams(n=6, logprobs=0, **asked), use_tqdm=False)[0]
+    ranked = sorted(every.outputs, key=lambda output: -(output.cumulative_logprob or 0.0))
+    best = llm.generate(prompt, SamplingParams(n=2, best_of=6, **asked), use_tqdm=False)[0]
+    assert [o.token_ids for o in best.outputs] == [o.token_ids for o in ranked[:2]]
+    assert [o.index for o in best.outputs] == [0, 1]
+    assert all(output.logprobs is None for output in best.outputs)
+
+
+def test_a_stop_string_in_one_branch_leaves_the_others(folders: dict[str, Path]) -> None:
+    """Turns red when ending one of n completions ends or changes another."""
+    llm = engine(folders["llama"])
+    (prompt,) = prompts_of([20])
+    asked = {"n": 3, "temperature": 1.0, "max_tokens": 12, "seed": 11}
+    free = llm.generate(prompt, SamplingParams(**asked), use_tqdm=False)[0].outputs
+    stop = free[1].text[3:6]
+    stopped = llm.generate(prompt, SamplingParams(stop=(stop,), **asked), use_tqdm=False)[0]
+    for before, after in zip(free, stopped.outputs, strict=True):
+        cut, found, _ = before.text.partition(stop)
+        assert after.text == cut
+        assert (after.stop_reason == stop) == bool(found)
     assert llm.parts.core.stats().usage.num_used == 0

@@ -1,5 +1,8 @@
 """The offline front end, as vLLM users call it."""
 
+import signal
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,70 @@ def test_a_refused_prompt_leaves_nothing_behind(llm: LLM) -> None:
         llm.generate(["fine", "x" * 500], greedy(max_tokens=4), use_tqdm=False)
     assert not llm.parts.core.has_work()
     assert llm.parts.core.stats().usage.num_used == 0
+
+
+@pytest.mark.parametrize("calls_before", range(0, 120, 7))
+def test_ctrl_c_leaves_the_engine_usable(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, calls_before: int
+) -> None:
+    """Turns red when Ctrl-C cuts a step in half, or requests of a stopped call live on."""
+    prompts = ["one two", "three"]
+    expected = llm.generate(prompts, greedy(max_tokens=12), use_tqdm=False)
+    core, calls = llm.parts.core, 0
+
+    def tick(real: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == calls_before + 1:
+            signal.raise_signal(signal.SIGINT)
+        return real(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        for owner, names in (
+            (core._scheduler, ("add", "schedule", "update")),
+            (core._runner, ("execute",)),
+        ):
+            for name in names:
+                patch.setattr(owner, name, partial(tick, getattr(owner, name)))
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([*prompts, "f" * 60] * 3, greedy(max_tokens=60), use_tqdm=False)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert not core.has_work()
+    assert core.stats().usage.num_used == 0
+    again = llm.generate(prompts, greedy(max_tokens=12), use_tqdm=False)
+    assert [out.outputs for out in again] == [out.outputs for out in expected]
+
+
+def test_a_callers_own_interrupt_handler_keeps_working(llm: LLM) -> None:
+    """Turns red when a program that handles Ctrl-C itself loses its handler."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    try:
+        signal.raise_signal(signal.SIGINT)
+        llm.generate("a", greedy(max_tokens=2), use_tqdm=False)
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [signal.SIGINT] * 2
+
+
+def test_threads_take_turns(llm: LLM) -> None:
+    """Turns red when two threads drive one engine at once."""
+    prompts = ["one two", "three", "four"]
+    expected = llm.generate(prompts, greedy(max_tokens=20), use_tqdm=False)
+    answers: list[Any] = []
+
+    def work() -> None:
+        answers.append(llm.generate(prompts, greedy(max_tokens=20), use_tqdm=False))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [[out.outputs for out in answer] for answer in answers] == [
+        [out.outputs for out in expected]
+    ] * 4
 
 
 def test_several_completions(llm: LLM) -> None:

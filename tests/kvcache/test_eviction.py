@@ -6,24 +6,25 @@ from octavo.core.config import CacheConfig
 from octavo.core.errors import SettingError
 from octavo.core.ids import SequenceId
 from octavo.core.request import CacheIdentity
-from octavo.kvcache.eviction import EVICTION_POLICIES, LeastRecentlyUsed
+from octavo.kvcache.eviction.ranked import LeastRecentlyUsed, RankedPolicy
+from octavo.kvcache.eviction.registry import EVICTION_POLICIES
 from octavo.kvcache.invariants import check_cache
 from octavo.kvcache.manager import KVCacheManager
 
 IDENTITY = CacheIdentity(model="m", tokenizer="t", kv_dtype="f")
 
 
-class MostUsedFirst:
+class MostUsedFirst(RankedPolicy):
     """A user's own policy: forget the most used candidate (and note what it was offered)."""
 
     def __init__(self):
+        super().__init__()
         self.offered = []
 
-    def victim(self, candidates):
-        """Return the candidate with the most uses."""
-        found = list(candidates)
-        self.offered.append([candidate.block_id for candidate in found])
-        return max(found, key=lambda candidate: candidate.num_uses)
+    def rank(self, block):
+        """Rank the most used one lowest."""
+        self.offered.append(block.block_id)
+        return (-block.num_uses,)
 
 
 def use(manager, number, tokens):
@@ -87,15 +88,18 @@ def test_blocks_in_use_are_never_candidates():
 
 
 def test_a_users_own_policy_is_named_by_module_and_class():
-    """``module:Class`` chooses the policy, which sees only leaves, oldest first."""
+    """``module:Class`` chooses the policy, which sees only leaves, and none of them twice."""
     policy = MostUsedFirst()
-    manager = KVCacheManager(CacheConfig(num_blocks=4, block_size=1), eviction=policy)
+    manager = KVCacheManager(CacheConfig(num_blocks=5, block_size=1), eviction=policy)
     use(manager, 0, [1, 2])
-    use(manager, 1, [1, 2, 3])
-    use(manager, 2, [7])
-    use(manager, 3, [6])
-    assert policy.offered == [[2, 3]]
-    assert EVICTION_POLICIES.names == ("lru",)
+    use(manager, 1, [7])
+    use(manager, 2, [1, 2, 3])
+    use(manager, 3, [1, 2, 3])
+    assert policy.offered == [1, 2, 3, 3]
+    use(manager, 4, [5, 6])
+    assert manager.match(IDENTITY, [1, 2, 3, 4]).num_tokens == 2
+    assert manager.match(IDENTITY, [7, 7]).num_tokens == 1
+    assert EVICTION_POLICIES.names == ("lru", "lfu", "slru", "cost", "predict")
     assert isinstance(EVICTION_POLICIES.create("lru"), LeastRecentlyUsed)
     assert isinstance(EVICTION_POLICIES.create(f"{__name__}:MostUsedFirst"), MostUsedFirst)
 
@@ -103,10 +107,10 @@ def test_a_users_own_policy_is_named_by_module_and_class():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("lfu2", "must be one of lru or module:Class"),
+        ("lfu2", "must be one of lru, lfu, slru, cost, predict or module:Class"),
         ("", "must be one of lru"),
         ("no.such.module:Class", "cannot be made"),
-        ("octavo.kvcache.eviction:Missing", "cannot be made"),
+        ("octavo.kvcache.eviction.ranked:Missing", "cannot be made"),
         ("octavo.kvcache.block_pool:BlockPool", "cannot be made"),
         ("octavo.kvcache.block:BlockList", r"has no method victim\(\)"),
         (":", "cannot be made"),

@@ -81,9 +81,9 @@ def test_extension_is_all_or_nothing_and_keeps_what_fits(manager):
     """KV-17: a failed extension changes nothing; one that fits the last block takes none."""
     admit(manager, A, [1] * 5)
     admit(manager, B, [2] * 13)
-    assert manager.extend(A, 8)
+    assert manager.extend(A, 8, 5)
     assert manager.usage().num_used == 6
-    assert not manager.extend(A, 9)
+    assert not manager.extend(A, 9, 5)
     assert manager.usage().num_used == 6
     assert len(manager.tables[A].block_ids) == 2
 

@@ -72,8 +72,7 @@ class Traffic:
             self._end(stats)
 
     def abort(self) -> None:
-        stats = self.core.abort(self.rng.choice(list(self.live)))
-        assert stats is not None
+        (stats,) = self.core.abort(self.rng.choice(list(self.live)))
         self._end(stats)
 
     def drain(self) -> None:

@@ -57,9 +57,20 @@ def test_notices_a_prefix_that_was_never_computed() -> None:
 
 
 def test_notices_a_write_into_a_shared_block() -> None:
-    """Turns red when a sequence may overwrite KV that another one holds."""
+    """Turns red when a sequence may overwrite KV that another one of the batch holds."""
+    items = (work(FIRST, 0, [3, 4]), work(SECOND, 0, [5, 4]))
     with pytest.raises(InvariantError, match="writes block 4"):
-        after_first(SECOND, work(SECOND, 0, [5, 4]))
+        fake().execute(SchedulerOutput(0, (FIRST, SECOND), items))
+
+
+def test_notices_that_its_kv_was_overwritten_while_it_did_not_run() -> None:
+    """Turns red when a block can be taken from a sequence that misses a step."""
+    runner = fake()
+    runner.execute(SchedulerOutput(0, (FIRST,), (work(FIRST, 0, [3, 4]),)))
+    runner.execute(SchedulerOutput(1, (SECOND,), (work(SECOND, 0, [5, 4]),)))
+    again = work(FIRST, 5, [3, 4])
+    with pytest.raises(InvariantError, match="other tokens in block 4"):
+        runner.execute(SchedulerOutput(2, (), (again,)))
 
 
 def test_notices_a_missed_and_a_wrong_copy() -> None:

@@ -340,18 +340,29 @@ def test_every_end_id_of_the_model_counts(end):
         ({"logit_bias": {VOCAB: 5.0}}, "logit_bias"),
         ({"logit_bias": {0: 1.0, VOCAB + 7: 5.0}}, "logit_bias"),
         ({"stop_token_ids": (VOCAB,)}, "stop_token_ids"),
-        ({"logprobs": VOCAB + 1}, "logprobs"),
-        ({"prompt_logprobs": VOCAB + 1}, "prompt_logprobs"),
+        ({"logit_bias": dict.fromkeys(range(VOCAB), -100.0)}, "logit_bias"),
+        ({"logit_bias": dict.fromkeys(range(1, VOCAB), -100.0), "min_tokens": 1}, "logit_bias"),
     ],
 )
-def test_ids_and_counts_beyond_the_vocabulary_are_refused(sampling, param):
-    """SA-10, SA-12: refused by name before they reach the batch; others keep running."""
-    harness = Harness()
+def test_ids_beyond_the_vocabulary_and_bans_of_all_of_it_are_refused(sampling, param):
+    """SA-10: refused by name before they reach the batch; others keep running."""
+    harness = Harness(end_token_ids=[0])
     with pytest.raises(InvalidRequestError) as caught:
         harness.add("bad", [1], **sampling)
     assert caught.value.param == param
     harness.add("edge", [VOCAB - 1], logit_bias={VOCAB - 1: 1.0}, stop_token_ids=(0,), logprobs=1)
     harness.run()
+
+
+@pytest.mark.parametrize("count", [VOCAB - 1, VOCAB, VOCAB + 1, 10**6])
+def test_more_logprobs_than_tokens_are_as_many_as_there_are(count):
+    """SA-12: with a vocabulary smaller than asked for, fewer entries; of prompts too."""
+    harness = Harness()
+    harness.add("r", [1, 2, 3], logprobs=count, prompt_logprobs=count, max_tokens=2)
+    harness.run()
+    scored = [entry for output in harness.outputs["r"] for entry in output.new_logprobs]
+    assert [len(entry.top) for entry in scored] == [min(count, VOCAB)] * 2
+    assert len(harness.outputs["r"][0].prompt_logprobs) == 3
 
 
 def test_recompute_hits_do_not_count_as_prefix_hits():

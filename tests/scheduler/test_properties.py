@@ -133,8 +133,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.harness.finished[name] = stats
             assert stats.finish_reason is FinishReason.STOP
         else:
-            assert self.harness.abort(name).finish_reason is FinishReason.ABORT
-            assert self.harness.abort(name) is None
+            (stats,) = self.harness.abort(name)
+            assert stats.finish_reason is FinishReason.ABORT
+            assert not self.harness.abort(name)
 
     @invariant()
     def laws(self):

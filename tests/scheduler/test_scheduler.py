@@ -162,7 +162,7 @@ def test_results_of_a_sequence_that_left_while_computing_are_dropped(end):
     harness.step()
     plan = harness.schedule()
     if end == "abort":
-        stats = harness.scheduler.abort(RequestId("a"), harness.clock())
+        (stats,) = harness.scheduler.abort(RequestId("a"), harness.clock())
     else:
         stats = harness.scheduler.finish(RequestId("a"), num_tokens=0, now=harness.clock())
     assert stats.finish_reason is (FinishReason.ABORT if end == "abort" else FinishReason.STOP)
@@ -192,7 +192,7 @@ def test_a_request_id_reused_while_its_old_plan_runs_gets_none_of_it():
 def test_abort_and_finish_of_unknown_requests_do_nothing():
     """Both are idempotent: the front end may be late."""
     harness = Harness()
-    assert harness.scheduler.abort(RequestId("x"), 0.0) is None
+    assert harness.scheduler.abort(RequestId("x"), 0.0) == ()
     assert harness.scheduler.finish(RequestId("x"), num_tokens=1, now=0.0) is None
 
 

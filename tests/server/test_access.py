@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from octavo.server.auth import OPEN_PATHS
+from octavo.server.errors import ANTHROPIC_PATHS
 from support_server import CHAT, ScriptedEngine, check_error, client_of, make_app
 
 KEY = "sk-correct-horse"
@@ -44,6 +45,8 @@ def paths() -> list[str]:
         for route in all_routes(make_app(ScriptedEngine()).routes)
     }
     assert {CHAT, "/v1/completions", "/v1/models", "/version", "/openapi.json", "/docs"} <= found
+    assert {"/v1/responses", "/v1/messages", "/tokenize", "/detokenize"} <= found
+    assert found >= ANTHROPIC_PATHS
     locked = sorted(found - OPEN_PATHS)
     spellings = [
         "/{}",
@@ -69,7 +72,11 @@ async def test_nothing_answers_without_the_key(authorization: str | None) -> Non
                 response = await client.request(method, path, headers=headers)
                 assert response.status_code == 401, (method, path)
                 assert response.headers["www-authenticate"] == "Bearer"
-                if method != "HEAD":
+                if method == "HEAD":
+                    continue
+                if response.request.url.path in ANTHROPIC_PATHS:
+                    assert response.json()["error"]["type"] == "authentication_error"
+                else:
                     check_error(response, 401)
 
 

@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from octavo.core.errors import ContextLengthError
+from octavo.core.structured import StructuredOutput
 from support_server import (
     BOS,
     CHAT,
@@ -297,7 +298,7 @@ async def test_numbers_that_are_none(path: str, value: str, field: str) -> None:
         {"use_beam_search": True},
         {"service_tier": "flex"},
         {"store": True},
-        {"structured_outputs": {"regex": "a"}},
+        {"structured_outputs": {"regex": "a", "whitespace_pattern": " *"}},
         {"made_up": 1},
         {"made_up": None},
         {"": 1},
@@ -340,10 +341,22 @@ async def test_neutral_values_pass(field: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        {"type": "json_object"},
         {"type": "json_schema"},
-        {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}},
+        {"type": "json_schema", "json_schema": None},
+        {"type": "json_schema", "json_schema": {"name": "a"}},
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": None}},
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": []}},
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": "{}"}},
         {"type": "json_schema", "json_schema": {"schema": {}}},
+        {"type": "json_schema", "json_schema": {"name": "", "schema": {}}},
+        {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}},
+        {"type": "json_schema", "json_schema": {"name": "a\n", "schema": {}}},
+        {"type": "json_schema", "json_schema": {"name": "a" * 65, "schema": {}}},
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": "yes"}},
+        {"type": "json_schema", "schema": {}},
+        {"type": "json_object", "json_schema": {"name": "a", "schema": {}}},
+        {"type": "structural_tag"},
+        {"type": "structural_tag", "format": {"type": "json_schema"}},
         {"type": "xml"},
         {"type": None},
         {"type": 5},
@@ -358,7 +371,83 @@ async def test_neutral_values_pass(field: dict[str, Any]) -> None:
 async def test_response_formats(path: str, value: Any) -> None:
     """HT-10: a format that is not enforced is refused by name, never answered with free text."""
     body = {**MINIMAL[path], "response_format": value}
-    check_error(await post(ScriptedEngine(), path, body), 400, "response_format")
+    response = await post(ScriptedEngine(), path, body)
+    check_error(response, 400)
+    assert response.json()["error"]["param"].split(".")[0] == "response_format"
+
+
+SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}
+TAGS = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("response_format", {"type": "text"}, None),
+        ("response_format", {"type": "json_object"}, StructuredOutput.json_object()),
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"name": "a-B_9", "schema": SCHEMA}},
+            StructuredOutput.json_schema(SCHEMA),
+        ),
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"name": "a" * 64, "schema": True}},
+            StructuredOutput.json_schema(True),
+        ),
+        (
+            "response_format",
+            {"type": "structural_tag", **TAGS},
+            StructuredOutput.structural_tag(TAGS),
+        ),
+        ("structured_outputs", {"json": SCHEMA}, StructuredOutput.json_schema(SCHEMA)),
+        ("structured_outputs", {"json": "{}"}, StructuredOutput.json_schema({})),
+        ("structured_outputs", {"json_object": True}, StructuredOutput.json_object()),
+        ("structured_outputs", {"regex": "a+", "json": None}, StructuredOutput.regex("a+")),
+        ("structured_outputs", {"choice": ["é", ""]}, StructuredOutput.choice(["é", ""])),
+        ("structured_outputs", {"grammar": "start: /a/"}, StructuredOutput.grammar("start: /a/")),
+        ("structured_outputs", {"structural_tag": TAGS}, StructuredOutput.structural_tag(TAGS)),
+        (
+            "structured_outputs",
+            {"regex": "a", "disable_any_whitespace": True},
+            StructuredOutput.regex("a"),
+        ),
+    ],
+)
+async def test_shapes_reach_the_engine(
+    path: str, field: str, value: Any, expected: StructuredOutput | None
+) -> None:
+    """HT-10: turns red when a shape that is asked for is lost or changed, key order included."""
+    engine = ScriptedEngine()
+    assert (await post(engine, path, {**MINIMAL[path], field: value})).status_code == 200
+    got = engine.calls[0]["sampling"].structured_output
+    assert got == expected
+    assert got is None or got.param == field
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"structured_outputs": {}},
+        {"structured_outputs": {"json_object": False}},
+        {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+        {"structured_outputs": {"json": 5}},
+        {"structured_outputs": {"choice": []}},
+        {"structured_outputs": {"choice": [1]}},
+        {"structured_outputs": {"regex": 5}},
+        {"structured_outputs": {"structural_tag": 5}},
+        {"structured_outputs": {"guided": "a"}},
+        {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+    ],
+    ids=str,
+)
+async def test_wrong_structured_outputs(path: str, fields: dict[str, Any]) -> None:
+    """Turns red when none, two, or a malformed shape passes, or free text is answered to it."""
+    response = await post(ScriptedEngine(), path, {**MINIMAL[path], **fields})
+    check_error(response, 400)
+    assert response.json()["error"]["param"].split(".")[0] == "structured_outputs"
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from support_server import CHAT, COMPLETIONS, HELLO, ScriptedEngine, client_of, parse_events, post
+from support_tools import CALL as TOOL_CALL
+from support_tools import QWEN, TOOLS, WEATHER, calling_engine, named_events
 
 pytestmark = pytest.mark.shared
 Check = Callable[[str, Any], None]
@@ -70,6 +72,44 @@ async def test_completions(check: Check, fields: dict[str, Any]) -> None:
         for choice in chunk["choices"]:
             choice["finish_reason"] = choice["finish_reason"] or "stop"
         check("CreateCompletionResponse", chunk)
+
+
+SAYINGS = ["Hi", f"<think>Hm.</think>Look. {TOOL_CALL}{TOOL_CALL}", TOOL_CALL]
+
+
+@pytest.mark.parametrize("text", SAYINGS)
+async def test_chat_with_tools(check: Check, text: str) -> None:
+    """Calls in chat answers and chunks are what the specification describes."""
+    body = {"messages": HELLO, "tools": TOOLS}
+    template = QWEN + "<think>"
+    answer = (await post(calling_engine(text, template=template), CHAT, body)).json()
+    check("CreateChatCompletionResponse", answer)
+    streamed = await post(calling_engine(text, template=template), CHAT, {**body, "stream": True})
+    for chunk in parse_events(streamed.content):
+        check("CreateChatCompletionStreamResponse", chunk)
+
+
+@pytest.mark.parametrize("text", SAYINGS)
+@pytest.mark.parametrize("fields", [{}, {"max_output_tokens": 9}], ids=str)
+async def test_responses(check: Check, text: str, fields: dict[str, Any]) -> None:
+    """Responses and each of their events are what the specification describes."""
+    body = {"input": "hi", "tools": [{"type": "function", **WEATHER}], **fields}
+    template = QWEN + "<think>"
+    answer = (await post(calling_engine(text, template=template), "/v1/responses", body)).json()
+    check("Response", answer)
+    streamed = await post(
+        calling_engine(text, template=template), "/v1/responses", {**body, "stream": True}
+    )
+    for event in named_events(streamed.content):
+        check("ResponseStreamEvent", event)
+
+
+async def test_responses_that_fail(check: Check) -> None:
+    """The event of a failed response is what the specification describes."""
+    engine = calling_engine("abc", failure="It broke.", fail_after=1)
+    streamed = await post(engine, "/v1/responses", {"input": "hi", "stream": True})
+    for event in named_events(streamed.content):
+        check("ResponseStreamEvent", event)
 
 
 async def test_models_and_errors(check: Check) -> None:

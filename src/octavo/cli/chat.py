@@ -1,14 +1,13 @@
 """``octavo chat``: talk with a model in the terminal, or through a pipe."""
 
 import contextlib
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from octavo.cli import options
-from octavo.cli.console import print_error, print_note
+from octavo.cli.console import print_error, print_note, standard_input
 from octavo.core.errors import RequestError
 from octavo.core.sampling import SamplingParams
 
@@ -47,15 +46,16 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
+    source = standard_input()
     from octavo.cli.session import EngineChoices, open_session
 
     choices = EngineChoices(backend, dtype, max_model_len, kv_cache_memory_bytes)
     with open_session(model, choices) as session:
         conversation = Conversation(session, sampling, system)
-        if sys.stdin.isatty():
+        if source.isatty():
             _talk_with_person(conversation, session.served_name)
         else:
-            for line in sys.stdin:
+            for line in source:
                 if not _respond(conversation, line.strip()):
                     break
 

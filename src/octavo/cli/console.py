@@ -1,4 +1,4 @@
-"""What commands write to standard error: one-sentence errors, progress bars, spinners.
+"""Standard input, and what goes to standard error: one-sentence errors, bars, spinners.
 
 rich is imported only where something is drawn: ``--help`` must stay quick.
 """
@@ -6,6 +6,20 @@ rich is imported only where something is drawn: ``--help`` must stay quick.
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TextIO
+
+from octavo.core.errors import SetupError
+
+
+def standard_input() -> TextIO:
+    """Return standard input.
+
+    Raises:
+        SetupError: whoever started this process has closed it.
+    """
+    if sys.stdin is None:
+        raise SetupError("Standard input is closed: there is nothing to read.")
+    return sys.stdin
 
 
 def print_error(message: str) -> None:

@@ -1,13 +1,13 @@
 """``octavo generate``: complete one prompt and print the text."""
 
 import json
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from octavo.cli import options
+from octavo.cli.console import standard_input
 from octavo.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def generate(
         stop=tuple(stop or ()),
         seed=seed,
     )
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = standard_input().read() if prompt == "-" else prompt
     from octavo.cli.session import EngineChoices, open_session
 
     choices = EngineChoices(backend, dtype, max_model_len, kv_cache_memory_bytes)

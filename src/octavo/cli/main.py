@@ -1,5 +1,7 @@
 """The ``octavo`` command: its subcommands, and how its errors look."""
 
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -18,7 +20,6 @@ USAGE_ERROR = 2
 app = typer.Typer(
     name="octavo",
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its tables cut the names of flags in 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -53,8 +54,13 @@ for command, example in (
 
 def run(args: Sequence[str]) -> int:
     """Run one command and return its exit code; an expected error is one sentence on stderr."""
+    if not args:
+        run(["--help"])
+        return USAGE_ERROR
     try:
         code = app(args=list(args), prog_name="octavo", standalone_mode=False)
+        if sys.stdout is not None:  # closed by who called us
+            sys.stdout.flush()
     except typer.TyperException as error:
         print_error(_usage_sentence(error))
         return error.exit_code
@@ -64,7 +70,21 @@ def run(args: Sequence[str]) -> int:
     except UnicodeDecodeError:  # standard input is the only text that commands read themselves
         print_error("Standard input is not UTF-8 text.")
         return 1
+    except BrokenPipeError:  # the reader has seen enough, as with `| head`
+        _drop_output()
+        return 1
+    except OSError as error:  # what no module below expects: above all, a disk that is full
+        _drop_output()
+        where = f"{error.filename}: " if error.filename else ""
+        print_error(f"{where}{error.strerror or error}")
+        return 1
     return code if isinstance(code, int) else 0
+
+
+def _drop_output() -> None:
+    """Let what is still buffered go nowhere, or Python would try to write it once more."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage_sentence(error: typer.TyperException) -> str:

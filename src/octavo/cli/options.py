@@ -77,6 +77,28 @@ ChunkedPrefill = Annotated[
         help="Compute long prompts in chunks beside running requests.",
     ),
 ]
+BatchingPolicy = Annotated[
+    Literal["continuous", "static"],
+    typer.Option(help="Whether requests join a running batch; static is a baseline to compare."),
+]
+KVReservation = Annotated[
+    Literal["paged", "max", "pow2", "oracle"],
+    typer.Option(
+        help="KV room taken at a request's start; all but paged are contiguous baselines and need "
+        "--no-enable-prefix-caching."
+    ),
+]
+PrefixCache = Annotated[
+    Literal["radix", "flat"],
+    typer.Option(help="What finds equal prefixes; flat (as in vLLM) is a baseline to compare."),
+]
+JumpForward = Annotated[
+    bool,
+    typer.Option(
+        "--enable-jump-forward/--no-enable-jump-forward",
+        help="Take tokens that a schema or grammar forces without a forward pass each.",
+    ),
+]
 SchedulingPolicy = Annotated[Literal["fcfs", "priority"], typer.Option(help="Order of the queue.")]
 EngineSeed = Annotated[
     int | None,
@@ -103,6 +125,10 @@ ApiKey = Annotated[
 MaxNumQueuedReqs = Annotated[
     int | None,
     typer.Option(min=0, help="Longest queue before requests get 429.", show_default="no bound"),
+]
+ToolCallParser = Annotated[
+    Literal["auto", "hermes", "llama3", "mistral"],
+    typer.Option(help="How the model writes tool calls; auto looks at its chat template."),
 ]
 MetricsPrefix = Annotated[
     str, typer.Option(help="First part of metric names; vllm: fits vLLM's dashboards.")

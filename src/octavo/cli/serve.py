@@ -20,8 +20,13 @@ def serve(
     kv_cache_memory_bytes: options.KVCacheMemoryBytes = None,
     enable_prefix_caching: options.PrefixCaching = True,
     enable_chunked_prefill: options.ChunkedPrefill = True,
+    enable_jump_forward: options.JumpForward = True,
+    batching_policy: options.BatchingPolicy = "continuous",
+    kv_reservation: options.KVReservation = "paged",
+    prefix_cache: options.PrefixCache = "radix",
     scheduling_policy: options.SchedulingPolicy = "fcfs",
     seed: options.EngineSeed = None,
+    tool_call_parser: options.ToolCallParser = "auto",
     metrics_prefix: options.MetricsPrefix = "octavo:",
     shutdown_timeout: options.ShutdownTimeout = 30.0,
     log_level: options.LogLevel = "info",
@@ -35,6 +40,8 @@ def serve(
 
     if api_key == "":
         raise SettingError("--api-key must not be empty.", name="--api-key")
+    if served_model_name is not None and "" in served_model_name:
+        raise SettingError("--served-model-name must not be empty.", name="--served-model-name")
     set_up_logging(log_level)
     with listen(host, port) as listener:  # before anything slow: a port in use is told at once
         source = find_model(model)
@@ -51,11 +58,20 @@ def serve(
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             enable_prefix_caching=enable_prefix_caching,
             enable_chunked_prefill=enable_chunked_prefill,
+            enable_jump_forward=enable_jump_forward,
+            batching_policy=batching_policy,
+            kv_reservation=kv_reservation,
+            prefix_cache=prefix_cache,
             scheduling_policy=scheduling_policy,
             seed=seed,
             debug_invariants=debug_invariants,
         )
         choices = ServerChoices(
-            names, api_key, metrics_prefix, max_num_queued_reqs, shutdown_timeout_s=shutdown_timeout
+            names,
+            api_key,
+            metrics_prefix,
+            max_num_queued_reqs,
+            shutdown_timeout_s=shutdown_timeout,
+            tool_call_parser=tool_call_parser,
         )
         run_server(settings, choices, listener)

@@ -14,6 +14,7 @@ from octavo.observe.prometheus import CacheInfo, PrometheusObserver
 from octavo.server.app import build_app
 from octavo.server.lifecycle import Lifecycle
 from octavo.server.listener import serve
+from octavo.server.tools.styles import style_named
 
 QUESTION = "What is the capital of France?"
 
@@ -29,6 +30,8 @@ class ServerChoices:
     max_num_queued_reqs: int | None
     """Longest queue before requests are refused; None: no bound."""
     shutdown_timeout_s: float
+    tool_call_parser: str = "auto"
+    """How the model writes tool calls; ``auto`` looks at its chat template."""
 
 
 def run_server(settings: EngineSettings, choices: ServerChoices, listener: socket.socket) -> None:
@@ -45,6 +48,7 @@ def run_server(settings: EngineSettings, choices: ServerChoices, listener: socke
     cache = CacheInfo(info.block_size, info.num_blocks, info.enable_prefix_caching, info.dtype)
     observer.configure(cache, max_model_len=info.max_model_len)
     queue = choices.max_num_queued_reqs
+    parser = choices.tool_call_parser
     lifecycle = Lifecycle()
     app = build_app(
         async_engine(parts),
@@ -54,6 +58,7 @@ def run_server(settings: EngineSettings, choices: ServerChoices, listener: socke
         observer=observer,
         lifecycle=lifecycle,
         max_num_inflight=None if queue is None else info.max_num_seqs + queue,
+        tool_style=None if parser == "auto" else style_named(parser),
     )
     has_chat = parts.tokenizer.chat_template is not None
     banner = describe(

@@ -21,6 +21,12 @@ class CacheConfig:
     """Token slots per block."""
     enable_prefix_caching: bool = True
     """Whether finished and running sequences share the KV of equal prefixes."""
+    prefix_cache: str = "radix"
+    """What finds equal prefixes: ``radix``, ``flat`` (a hash-chain map as in vLLM), or
+    ``module:Class``."""
+    kv_reservation: str = "paged"
+    """Room that a sequence takes when it starts: ``paged`` grows block by block; ``max``, ``pow2``
+    and ``oracle`` take one contiguous run for its whole life, as systems before paging did."""
     eviction_policy: str = "lru"
     """Which cached block is forgotten first: a name in the registry, or ``module:Class``."""
     watermark: float = 0.01
@@ -34,6 +40,17 @@ class CacheConfig:
                 f"--watermark must be at least 0 and below 1, not {self.watermark}.",
                 name="--watermark",
             )
+        if self.is_contiguous and self.enable_prefix_caching:
+            raise SettingError(
+                f"--kv-reservation {self.kv_reservation} shares no blocks between sequences: it "
+                f"needs --no-enable-prefix-caching.",
+                name="--kv-reservation",
+            )
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether each sequence lies in one run of blocks, taken at its start."""
+        return self.kv_reservation != "paged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +67,8 @@ class SchedulerConfig:
     """Whether a long prompt may be computed over several steps, beside running decodes."""
     long_prefill_token_threshold: int = 0
     """Most prompt tokens of one sequence in a step, 0 for no limit but the budget."""
+    batching_policy: str = "continuous"
+    """When sequences join: ``continuous``, in any step; ``static``, when the last batch is done."""
     policy: str = "fcfs"
     """Queue order: a name in the registry (``fcfs``, ``priority``), or ``module:Class``."""
     end_token_ids: frozenset[TokenId] = field(default_factory=frozenset)

@@ -43,11 +43,17 @@ class ScheduledSequence:
     """Only what changed since the sequence's last step; the table then covers all tokens."""
     samples: bool
     """Whether the logits of the last token choose the next one."""
+    forks: tuple[SequenceId, ...] = ()
+    """New sequences with the same tokens: each samples its own next token from these logits, and
+    is scheduled itself from the next plan on, with blocks that hold what is computed here."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """KV of a whole block to copy before the step writes (copy-on-write)."""
+    """KV of a whole block to copy before the step writes (copy-on-write).
+
+    Copies are made in the order of the plan: a later one may overwrite the source of an earlier.
+    """
 
     source: BlockId
     target: BlockId
@@ -76,13 +82,17 @@ class ModelRunnerOutput:
     """What the runner computed; keys are sequences of the plan."""
 
     sampled: Mapping[SequenceId, tuple[TokenId, ...]] = field(default_factory=dict)
-    """Tokens chosen for each sequence that samples; one each, more with speculation."""
+    """Tokens chosen for each sequence that samples: one, and those that its grammar then forces."""
     logprobs: Mapping[SequenceId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     """One entry per sampled token, for sequences that asked."""
     prompt_logprobs: Mapping[SequenceId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     """For sequences that asked: entry i scores the prompt token at position ``start + i + 1``."""
     failed: Mapping[SequenceId, str] = field(default_factory=dict)
     """Sequences whose result is unusable (NaN logits), with one sentence why."""
+    completed: frozenset[SequenceId] = frozenset()
+    """Sequences whose grammar allows nothing after their sampled tokens."""
+    pooled: Mapping[SequenceId, tuple[float, ...]] = field(default_factory=dict)
+    """Embeddings of prompts that are complete, for sequences that asked."""
 
 
 class ModelRunner(Protocol):

@@ -15,11 +15,11 @@ class Registry(Generic[PolicyT]):
     Args:
         setting: the setting as a user writes it, for error messages (``--scheduling-policy``).
         method: the one method that a policy of this kind has.
-        policies: makers by name; each is called without arguments.
+        policies: makers by name; each is called with the arguments of ``create``.
     """
 
     def __init__(
-        self, setting: str, method: str, policies: Mapping[str, Callable[[], PolicyT]]
+        self, setting: str, method: str, policies: Mapping[str, Callable[..., PolicyT]]
     ) -> None:
         self._setting = setting
         self._method = method
@@ -30,28 +30,31 @@ class Registry(Generic[PolicyT]):
         """Names that a user can choose."""
         return tuple(self._policies)
 
-    def create(self, name: str) -> PolicyT:
+    def create(self, name: str, *args: object) -> PolicyT:
         """Make the policy called ``name``; with a colon it is a user's ``module:Class``.
+
+        Most kinds are made without ``args``.
 
         Raises:
             SettingError: there is no such policy, or the user's class cannot be imported, made
-                without arguments, or lacks the method.
+                with these arguments, or lacks the method.
         """
         if ":" in name:
-            return self._import(name)
+            return self._import(name, args)
         try:
-            return self._policies[name]()
+            maker = self._policies[name]
         except KeyError:
             raise SettingError(
                 f"{self._setting} must be one of {', '.join(self._policies)} or module:Class, "
                 f"not {name!r}.",
                 name=self._setting,
             ) from None
+        return maker(*args)
 
-    def _import(self, name: str) -> PolicyT:
+    def _import(self, name: str, args: tuple[object, ...]) -> PolicyT:
         module_name, _, class_name = name.partition(":")
         try:
-            policy: PolicyT = getattr(import_module(module_name), class_name)()
+            policy: PolicyT = getattr(import_module(module_name), class_name)(*args)
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             raise SettingError(
                 f"{self._setting} {name!r} cannot be made: {error}.", name=self._setting

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
+from octavo.core.errors import InvalidRequestError
 from octavo.core.ids import RequestId, TokenId
 from octavo.core.sampling import SamplingParams
 
@@ -42,6 +44,41 @@ class CacheIdentity:
     """The client's own ``cache_salt``; empty without one."""
 
 
+DEFAULT_RETENTION_PRIORITY: Final = 35
+"""What TensorRT-LLM takes for blocks of which nothing is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long the KV of a request should outlive it: hints, never promises.
+
+    Raises:
+        InvalidRequestError: a value is out of its range.
+    """
+
+    priority: int = DEFAULT_RETENTION_PRIORITY
+    """0 to 100; blocks of a lower priority are evicted first."""
+    ttl_s: float | None = None
+    """Seconds after the last use for which ``priority`` holds; then the default does."""
+    store: bool = True
+    """Whether other requests may reuse the KV that this one computes (it may reuse theirs)."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.priority <= 100:
+            raise InvalidRequestError(
+                f"The retention priority must be from 0 to 100, not {self.priority}.",
+                param="retention",
+            )
+        if self.ttl_s is not None and not self.ttl_s > 0:
+            raise InvalidRequestError(
+                f"The retention TTL must be above 0 seconds, not {self.ttl_s}.", param="retention"
+            )
+
+
+DEFAULT_RETENTION: Final = Retention()
+"""No wish at all."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt and what to do with it. Frozen: nothing about what was asked ever changes."""
@@ -56,6 +93,8 @@ class Request:
     """Seconds on the engine's clock."""
     priority: int = 0
     """Lower runs first under the ``priority`` policy; ignored under ``fcfs``."""
+    retention: Retention = DEFAULT_RETENTION
+    """What should become of its KV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +111,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class SequenceOutput:
-    """What one step produced for one request."""
+    """What one step produced for one completion of a request."""
 
     request_id: RequestId
     new_token_ids: tuple[TokenId, ...] = ()
@@ -87,11 +126,18 @@ class SequenceOutput:
     """The token that ended the output, if one did; it is also the last of ``new_token_ids``."""
     error: str | None = None
     """One sentence, when ``finish_reason`` is ERROR."""
+    embedding: tuple[float, ...] | None = None
+    """Of the prompt, where the request asked for pooling; with its only output."""
+    index: int = 0
+    """Which of the request's completions."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """The life of a finished request, in seconds on the engine's clock. None: never got there."""
+    """The life of a finished completion, in seconds on the engine's clock. None: never got there.
+
+    A request has one for each of its completions.
+    """
 
     request_id: RequestId
     num_prompt_tokens: int
@@ -106,3 +152,5 @@ class RequestStats:
     first_token_time: float | None
     last_token_time: float | None
     finish_time: float
+    index: int = 0
+    """Which of the request's completions."""

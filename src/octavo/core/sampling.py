@@ -3,16 +3,21 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal, get_args
 
 from octavo.core.errors import InvalidRequestError
 from octavo.core.ids import TokenId
+from octavo.core.structured import StructuredOutput
 
 GREEDY_TEMPERATURE: Final = 1e-5
 """Temperatures below this are greedy: dividing by them would overflow float32."""
 
 MAX_STOP_STRINGS: Final = 16
 MAX_SEED: Final = 2**64
+
+Pooling = Literal["last", "mean"]
+"""How a prompt's hidden states become one vector: its last token's, or the mean of all."""
+POOLINGS: Final[tuple[Pooling, ...]] = get_args(Pooling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,16 @@ class SamplingParams:
 
     n: int = 1
     """Number of completions of the prompt, 1 to 128."""
+    best_of: int | None = None
+    """Number of completions computed, of which the ``n`` with the highest sum of logprobs are
+    returned; with beam search the number of beams. None means ``n``."""
+    use_beam_search: bool = False
+    """Whether to search for the likeliest completions instead of sampling them."""
+    length_penalty: float = 1.0
+    """A beam's sum of logprobs is divided by its length to this power: above 0 favours long."""
+    early_stopping: bool | Literal["never"] = False
+    """When a beam search with enough finished beams ends: True at once, False when no running
+    beam is ahead at its present length, ``"never"`` when none can get ahead any more."""
     max_tokens: int | None = 16
     """Most tokens to generate; 0 only scores the prompt, None means up to the context's end."""
     min_tokens: int = 0
@@ -61,9 +76,15 @@ class SamplingParams:
     """Number of likeliest tokens reported with each output token, besides the chosen one."""
     prompt_logprobs: int | None = None
     """The same for each prompt token but the first."""
+    pooling: Pooling | None = None
+    """Report an embedding of the prompt, pooled so; nothing is generated (``max_tokens`` is 0)."""
+    structured_output: StructuredOutput | None = None
+    """The shape that the output must have. It wins over ``min_tokens`` and ``ignore_eos``: an
+    output that can have no more tokens ends."""
 
     def __post_init__(self) -> None:
         _check_int("n", self.n, 1, 128)
+        self._check_branches()
         if self.max_tokens is not None:
             _check_int("max_tokens", self.max_tokens, 0)
         _check_int("min_tokens", self.min_tokens, 0)
@@ -81,6 +102,10 @@ class SamplingParams:
         _check_real("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_real("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        if self.pooling is not None and (self.pooling not in POOLINGS or self.max_tokens != 0):
+            raise InvalidRequestError(
+                f"pooling must be one of {', '.join(POOLINGS)}, with max_tokens 0.", param="pooling"
+            )
         if self.seed is not None:
             _check_int("seed", self.seed, -(2**63), MAX_SEED - 1)
         for token_id, bias in self.logit_bias.items():
@@ -93,6 +118,53 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None:
                 _check_int(name, value, 0)
+
+    @property
+    def num_branches(self) -> int:
+        """Number of completions computed at once: ``best_of``, or ``n``."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def num_reported(self) -> int:
+        """Number of completions that the engine reports on: a beam search keeps the others."""
+        return self.n if self.use_beam_search else self.num_branches
+
+    def _check_branches(self) -> None:
+        if self.best_of is not None:
+            _check_int("best_of", self.best_of, self.n, 128)
+        _check_real("length_penalty", self.length_penalty, -100.0, 100.0)
+        if self.early_stopping not in (True, False, "never"):
+            raise InvalidRequestError(
+                f'early_stopping must be true, false or "never", not {self.early_stopping!r:.100}.',
+                param="early_stopping",
+            )
+        if self.use_beam_search:
+            self._check_beam_search()
+        elif self.length_penalty != 1.0 or self.early_stopping is not False:
+            name = "early_stopping" if self.length_penalty == 1.0 else "length_penalty"
+            raise InvalidRequestError(f"{name} has no effect without use_beam_search.", param=name)
+
+    def _check_beam_search(self) -> None:
+        """Refuse what would be ignored: beams are ranked by the model's own logprobs."""
+        neutral: dict[str, tuple[object, ...]] = {
+            "temperature": (0,),
+            "top_k": (0, -1),
+            "top_p": (1,),
+            "min_p": (0,),
+            "presence_penalty": (0,),
+            "frequency_penalty": (0,),
+            "repetition_penalty": (1,),
+            "logit_bias": ({},),
+            "stop": ((),),
+            "structured_output": (None,),
+        }
+        for name, values in neutral.items():
+            value = getattr(self, name)
+            if value not in values:
+                hint = ": use stop_token_ids" if name == "stop" else ""
+                raise InvalidRequestError(
+                    f"{name} must be left at {values[0]!r} with use_beam_search{hint}.", param=name
+                )
 
     @property
     def is_greedy(self) -> bool:

@@ -11,12 +11,15 @@ from octavo.core.events import Observer, SchedulerStats
 from octavo.core.ids import RequestId, TokenId
 from octavo.core.request import Request
 from octavo.core.sampling import SamplingParams
+from octavo.core.structured import StructuredOutput
 from octavo.engine.core import EngineCore
+from octavo.engine.grammars import GrammarPool
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import GenerationDelta, ModelInfo
 from octavo.engine.requests import RequestBuilder
 from octavo.engine.thread import Abort, Add, EngineThread, Finish, Outbox
 from octavo.models.tokenizer import Tokenizer
+from octavo.runner.grammar import CompiledGrammar
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +47,13 @@ class AsyncEngine:
         requests: RequestBuilder,
         info: ModelInfo,
         observer: Observer,
+        grammars: GrammarPool | None = None,
     ) -> None:
         self.info = info
         self.tokenizer = tokenizer
         self._core = core
         self._requests = requests
+        self._grammars = grammars
         self._processor = OutputProcessor(tokenizer, observer)
         self._thread = EngineThread(core, self._hand_over)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -61,10 +66,14 @@ class AsyncEngine:
         """Start the engine thread; must be called on the event loop that will be used."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
+        if self._grammars is not None:
+            self._grammars.start()
 
     def shutdown(self) -> None:
         """Stop the engine thread after its step; live completions end with an error."""
         self._thread.stop()
+        if self._grammars is not None:
+            self._grammars.shutdown()
         self._fail("The server is shutting down.")
 
     async def drain(self, timeout_s: float) -> bool:
@@ -101,39 +110,47 @@ class AsyncEngine:
         """
         if not self.is_running:
             raise UnavailableError(self._failure or "The engine is not running.")
-        requests = self._requests.build(
+        _held = await self._compile(sampling.structured_output)
+        request = self._requests.build(
             prompt_token_ids,
             sampling,
             request_id=request_id,
             priority=priority,
             cache_salt=cache_salt,
         )
-        queue = self._submit(requests)
-        live = {request.request_id for request in requests}
+        queue = self._submit(request)
+        num_live = sampling.n
         try:
-            while live:
+            while num_live:
                 item = await queue.get()
                 if isinstance(item, _Failure):
                     raise UnavailableError(item.message)
-                if item.finish_reason is not None:
-                    live.discard(requests[item.index].request_id)
+                num_live -= item.finish_reason is not None
                 yield item
         finally:
-            for name in live:
-                self._thread.send(Abort(name))
+            if num_live:
+                self._thread.send(Abort(request.request_id))
 
-    def _submit(self, requests: Sequence[Request]) -> asyncio.Queue[_Item]:
-        for request in requests:
-            if request.request_id in self._queues:
-                raise InvalidRequestError(
-                    f"A request named {request.request_id!r} is already running.",
-                    param="request_id",
-                )
+    async def _compile(self, spec: StructuredOutput | None) -> CompiledGrammar | None:
+        """Return the grammar that a request wants; the caller holds it for the runner."""
+        if spec is None:
+            return None
+        if self._grammars is None:
+            raise InvalidRequestError(
+                f"{spec.param} is not supported by this engine.", param=spec.param
+            )
+        return await self._grammars.compile(spec)
+
+    def _submit(self, request: Request) -> asyncio.Queue[_Item]:
+        if request.request_id in self._queues:
+            raise InvalidRequestError(
+                f"A request named {request.request_id!r} is already running.",
+                param="request_id",
+            )
         queue: asyncio.Queue[_Item] = asyncio.Queue()
-        for index, request in enumerate(requests):
-            self._queues[request.request_id] = queue
-            self._processor.add(request, index)
-            self._thread.send(Add(request))
+        self._queues[request.request_id] = queue
+        self._processor.add(request)
+        self._thread.send(Add(request))
         self._idle.clear()
         return queue
 
@@ -149,8 +166,9 @@ class AsyncEngine:
             return
         for done in self._processor.process(outbox.outputs):
             if done.stopped_after is not None:
-                self._thread.send(Finish(done.request_id, done.stopped_after))
-            self._queues[done.request_id].put_nowait(done.delta)
+                self._thread.send(Finish(done.request_id, done.stopped_after, done.index))
+            for delta in done.deltas:
+                self._queues[done.request_id].put_nowait(delta)
         for request_id in self._processor.settle(outbox.finished):
             self._queues.pop(request_id, None)
         if not self._queues:

@@ -9,6 +9,7 @@ from octavo.core.events import Observer, SchedulerStats, StateChanged, StepCompl
 from octavo.core.ids import RequestId
 from octavo.core.plan import ModelRunner, SchedulerOutput
 from octavo.core.request import Request, RequestStats
+from octavo.scheduler.occupancy import KVOccupancy
 from octavo.scheduler.outcome import StepUpdate
 from octavo.scheduler.scheduler import Scheduler
 
@@ -38,15 +39,16 @@ class EngineCore:
         self._scheduler.add(request)
         self._observer.on_event(StateChanged(self._scheduler.stats()))
 
-    def abort(self, request_id: RequestId) -> RequestStats | None:
-        """Drop a request at whatever point it is; None if it is not (or no longer) here."""
+    def abort(self, request_id: RequestId) -> tuple[RequestStats, ...]:
+        """Drop a request at whatever point it is; nothing if it is not (or no longer) here."""
         stats = self._scheduler.abort(request_id, self._clock())
         self._observer.on_event(StateChanged(self._scheduler.stats()))
         return stats
 
-    def finish(self, request_id: RequestId, num_tokens: int) -> RequestStats | None:
-        """End a request whose text hit a stop string after ``num_tokens`` tokens of output."""
-        stats = self._scheduler.finish(request_id, num_tokens=num_tokens, now=self._clock())
+    def finish(self, request_id: RequestId, num_tokens: int, index: int = 0) -> RequestStats | None:
+        """End a completion whose text hit a stop string after ``num_tokens`` tokens of output."""
+        now = self._clock()
+        stats = self._scheduler.finish(request_id, num_tokens=num_tokens, now=now, index=index)
         self._observer.on_event(StateChanged(self._scheduler.stats()))
         return stats
 
@@ -57,6 +59,10 @@ class EngineCore:
     def stats(self) -> SchedulerStats:
         """Return the scheduler's gauges and totals."""
         return self._scheduler.stats()
+
+    def occupancy(self) -> KVOccupancy:
+        """Measure how the KV memory is spent: tokens held, and waste."""
+        return self._scheduler.occupancy()
 
     def step(self) -> StepUpdate:
         """Compute one step.

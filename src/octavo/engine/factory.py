@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
@@ -14,6 +14,7 @@ from octavo.core.events import Observer
 from octavo.core.request import CacheIdentity
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.core import EngineCore
+from octavo.engine.grammars import GrammarPool
 from octavo.engine.memory import available_memory_bytes
 from octavo.engine.outputs import ModelInfo
 from octavo.engine.requests import RequestBuilder
@@ -23,6 +24,9 @@ from octavo.kvcache.manager import KVCacheManager
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.decoder import Decoder, build_decoder
 from octavo.models.tokenizer import Tokenizer, load_tokenizer
+from octavo.runner.grammar import GrammarCompiler, Vocabulary
+from octavo.runner.grammar_rows import GrammarRows
+from octavo.runner.pooling import Pooler
 from octavo.runner.runner import Runner
 from octavo.scheduler.intake import Intake
 from octavo.scheduler.scheduler import Scheduler
@@ -61,10 +65,18 @@ class EngineSettings:
     """Whether requests share the KV of equal prefixes."""
     enable_chunked_prefill: bool = True
     """Whether long prompts are computed in chunks beside running requests."""
+    batching_policy: str = "continuous"
+    """``continuous``, or ``static``: a batch runs until all of it is done."""
+    kv_reservation: str = "paged"
+    """Room taken at a request's start: ``paged``; or contiguous: ``max``, ``pow2``, ``oracle``."""
+    prefix_cache: str = "radix"
+    """What finds equal prefixes: ``radix`` or ``flat``."""
     scheduling_policy: str = "fcfs"
     """Queue order: ``fcfs``, ``priority``, or ``module:Class``."""
     seed: int | None = None
     """Seed of requests that name none; None: different in each run."""
+    enable_jump_forward: bool = True
+    """Whether tokens that a grammar forces are taken without a forward pass each."""
     debug_invariants: bool = False
     """Check every invariant after each step (slow)."""
 
@@ -78,6 +90,8 @@ class EngineParts:
     requests: RequestBuilder
     info: ModelInfo
     observer: Observer
+    grammars: GrammarCompiler | None = None
+    """Compiles structured output; None where the runner cannot follow it."""
 
 
 def build_engine(settings: EngineSettings, observer: Observer) -> EngineParts:
@@ -96,23 +110,34 @@ def build_engine(settings: EngineSettings, observer: Observer) -> EngineParts:
     backend = _backend(settings.backend, dtype)
     cache_config, scheduler_config = _configs(settings, checkpoint, tokenizer, dtype)
     decoder = build_decoder(checkpoint.config, checkpoint.tensors, backend)
-    runner = _runner(decoder, backend, dtype, cache_config, scheduler_config)
+    grammars = GrammarCompiler(
+        Vocabulary(tokenizer, scheduler_config.vocab_size, scheduler_config.end_token_ids)
+    )
+    rows = GrammarRows(
+        grammars,
+        vocab_size=scheduler_config.vocab_size,
+        jump_forward=settings.enable_jump_forward,
+    )
+    runner = _runner(decoder, backend, dtype, cache_config, scheduler_config, rows)
     manager = KVCacheManager(cache_config)
     scheduler = Scheduler(scheduler_config, manager, debug=settings.debug_invariants)
     info = _info(settings, backend, dtype, cache_config, scheduler_config)
     requests = RequestBuilder(
         identity=CacheIdentity(checkpoint.fingerprint, tokenizer.fingerprint, dtype),
-        check=Intake(scheduler_config, manager.num_slots).resolve_max_tokens,
+        check=Intake(scheduler_config, manager.num_slots, cache_config).resolve_max_tokens,
         clock=time.monotonic,
         chance=random.Random(settings.seed),
     )
     core = EngineCore(scheduler, runner, time.monotonic, observer)
-    return EngineParts(core, tokenizer, requests, info, observer)
+    return EngineParts(core, tokenizer, requests, info, observer, grammars)
 
 
 def async_engine(parts: EngineParts) -> AsyncEngine:
     """Put the front end of servers before an engine."""
-    return AsyncEngine(parts.core, parts.tokenizer, parts.requests, parts.info, parts.observer)
+    grammars = None if parts.grammars is None else GrammarPool(parts.grammars)
+    return AsyncEngine(
+        parts.core, parts.tokenizer, parts.requests, parts.info, parts.observer, grammars
+    )
 
 
 def _backend(name: str, dtype: Literal["float32", "bfloat16"]) -> Backend:
@@ -147,15 +172,23 @@ def _configs(
         num_blocks=_num_blocks(settings, spec, max_model_len),
         block_size=settings.block_size,
         enable_prefix_caching=settings.enable_prefix_caching,
+        prefix_cache=settings.prefix_cache,
+        kv_reservation=settings.kv_reservation,
     )
+    if cache.is_contiguous:  # nothing grows, so nothing need be left free for it
+        cache = replace(cache, watermark=0.0)
     budget = settings.max_num_batched_tokens
     if not settings.enable_chunked_prefill:
         budget = max(budget, max_model_len)  # a whole prompt must fit one step
+    if settings.batching_policy == "static":  # all prompts of a batch are computed in one step
+        in_pool = cache.num_blocks * cache.block_size
+        budget = max(budget, min(in_pool, settings.max_num_seqs * max_model_len))
     scheduler = SchedulerConfig(
         max_model_len=max_model_len,
         max_num_batched_tokens=budget,
         max_num_seqs=settings.max_num_seqs,
         enable_chunked_prefill=settings.enable_chunked_prefill,
+        batching_policy=settings.batching_policy,
         policy=settings.scheduling_policy,
         end_token_ids=frozenset(checkpoint.end_token_ids | tokenizer.end_token_ids),
         vocab_size=checkpoint.config.vocab_size,
@@ -178,14 +211,27 @@ def _max_model_len(settings: EngineSettings, checkpoint: Checkpoint) -> int:
 
 def _num_blocks(settings: EngineSettings, spec: KVSpec, max_model_len: int) -> int:
     asked = settings.kv_cache_memory_bytes
+    available = available_memory_bytes()
     if asked is None:
-        budget = min(DEFAULT_KV_BYTES, int(available_memory_bytes() * KV_MEMORY_SHARE))
+        budget = min(DEFAULT_KV_BYTES, int(available * KV_MEMORY_SHARE))
+        if spec.block_bytes > budget:
+            raise SettingError(
+                f"--block-size {settings.block_size} makes a block of {spec.block_bytes} bytes, "
+                f"but there are {budget} for KV: choose a smaller block.",
+                name="--block-size",
+            )
         per_sequence = -(-max_model_len // spec.block_size)
-        return max(1, min(budget // spec.block_bytes, settings.max_num_seqs * per_sequence))
+        return min(budget // spec.block_bytes, settings.max_num_seqs * per_sequence)
     if asked < spec.block_bytes:
         raise SettingError(
             f"--kv-cache-memory-bytes must hold at least one block of {spec.block_bytes} bytes, "
             f"not {asked}.",
+            name="--kv-cache-memory-bytes",
+        )
+    if asked > available:
+        raise SettingError(
+            f"--kv-cache-memory-bytes must not exceed the {available} bytes of memory that are "
+            f"available, not {asked}.",
             name="--kv-cache-memory-bytes",
         )
     return asked // spec.block_bytes
@@ -197,6 +243,7 @@ def _runner(
     dtype: Literal["float32", "bfloat16"],
     cache: CacheConfig,
     scheduler: SchedulerConfig,
+    grammars: GrammarRows,
 ) -> Runner:
     backend.allocate_kv(decoder.kv_spec(cache.block_size, dtype), cache.num_blocks)
     return Runner(
@@ -206,6 +253,8 @@ def _runner(
         max_model_len=scheduler.max_model_len,
         max_num_seqs=scheduler.max_num_seqs,
         vocab_size=scheduler.vocab_size,
+        grammars=grammars,
+        pooler=Pooler(lambda: backend.compile(decoder.hidden), block_size=cache.block_size),
     )
 
 

@@ -1,6 +1,7 @@
 """Offline generation: prompts in, all their completions out, as vLLM users know it."""
 
 import itertools
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from octavo.core.ids import RequestId, TokenId
 from octavo.core.request import TokenLogprobs
 from octavo.core.sampling import SamplingParams
 from octavo.engine.factory import EngineParts, EngineSettings, build_engine
+from octavo.engine.interrupts import HeldInterrupts, held_interrupts
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import CompletionOutput, GenerationDelta, RequestOutput
 from octavo.engine.progress import Progress, progress_bar
 from octavo.models.source import default_cache_dir, resolve_model
+from octavo.runner.grammar import CompiledGrammar
 
 Prompt = str | Sequence[TokenId]
 Message = Mapping[str, Any]
@@ -22,6 +25,9 @@ Message = Mapping[str, Any]
 
 class LLM:
     """A model and its engine, driven by the caller's thread.
+
+    Calls from several threads take turns. Ctrl-C ends a call after the step it is in and leaves
+    the engine as good as new.
 
     ``settings`` are the fields of ``EngineSettings``, such as ``max_model_len=2048``.
 
@@ -36,6 +42,7 @@ class LLM:
             EngineSettings(model=source.path, **settings), NullObserver()
         )
         self._ids = itertools.count()
+        self._turn = threading.Lock()
 
     @property
     def parts(self) -> EngineParts:
@@ -107,10 +114,11 @@ class LLM:
     ) -> list[RequestOutput]:
         run = _Run(self._parts)
         names = [f"offline-{next(self._ids)}" for _ in tokens]
-        for prompt, sampling, name in zip(tokens, params, names, strict=True):
-            run.add(prompt, sampling, name)
-        with progress_bar("Processed prompts", len(tokens), show=use_tqdm) as bar:
-            run.finish(bar)
+        with self._turn, held_interrupts() as held:
+            for prompt, sampling, name in zip(tokens, params, names, strict=True):
+                run.add(prompt, sampling, name)
+            with progress_bar("Processed prompts", len(tokens), show=use_tqdm) as bar:
+                run.finish(bar, held)
         return [
             run.result(name, text, prompt)
             for name, text, prompt in zip(names, texts, tokens, strict=True)
@@ -124,31 +132,32 @@ class _Run:
         self._parts = parts
         self._processor = OutputProcessor(parts.tokenizer, NullObserver())
         self._deltas: dict[str, list[GenerationDelta]] = {}
-        self._parent: dict[RequestId, str] = {}
-        self._missing: dict[str, int] = {}
+        self._live: set[RequestId] = set()
+        self._grammars: list[CompiledGrammar] = []
 
     def add(self, prompt: Sequence[TokenId], sampling: SamplingParams, name: str) -> None:
         try:
-            requests = self._parts.requests.build(prompt, sampling, request_id=name)
+            if sampling.structured_output is not None and self._parts.grammars is not None:
+                self._grammars.append(self._parts.grammars.compile(sampling.structured_output))
+            request = self._parts.requests.build(prompt, sampling, request_id=name)
         except Exception:
             self._abort()
             raise
         self._deltas[name] = []
-        self._missing[name] = len(requests)
-        for index, request in enumerate(requests):
-            self._parent[request.request_id] = name
-            self._processor.add(request, index)
-            self._parts.core.add(request)
+        self._live.add(request.request_id)
+        self._processor.add(request)
+        self._parts.core.add(request)
 
-    def finish(self, bar: Progress) -> None:
+    def finish(self, bar: Progress, held: HeldInterrupts) -> None:
         core = self._parts.core
         try:
             while len(self._processor):
+                held.check()
                 update = core.step()
                 for done in self._processor.process(update.outputs):
-                    self._deltas[self._parent[done.request_id]].append(done.delta)
+                    self._deltas[done.request_id] += done.deltas
                     if done.stopped_after is not None:
-                        stats = core.finish(done.request_id, done.stopped_after)
+                        stats = core.finish(done.request_id, done.stopped_after, done.index)
                         self._settle([stats] if stats is not None else [], bar)
                 self._settle(update.finished, bar)
         finally:
@@ -169,17 +178,15 @@ class _Run:
 
     def _settle(self, finished: Iterable[Any], bar: Progress) -> None:
         for request_id in self._processor.settle(finished):
-            name = self._parent.pop(request_id)
-            self._missing[name] -= 1
-            if not self._missing[name]:
-                bar.advance()
+            self._live.discard(request_id)
+            bar.advance()
 
     def _abort(self) -> None:
         """Leave nothing behind when the caller interrupts or a later prompt is refused."""
-        for request_id in list(self._parent):
+        for request_id in self._live:
             self._parts.core.abort(request_id)
             self._processor.drop(request_id)
-        self._parent.clear()
+        self._live.clear()
 
 
 def _join(deltas: Sequence[GenerationDelta]) -> CompletionOutput:

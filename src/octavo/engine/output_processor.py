@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from octavo.core.events import Observer, RequestFinished
 from octavo.core.ids import RequestId
 from octavo.core.request import FinishReason, Request, RequestStats, SequenceOutput
+from octavo.engine.best_of import BestOf
 from octavo.engine.outputs import GenerationDelta
 from octavo.engine.text_stream import TextStream
 from octavo.models.tokenizer import Tokenizer
@@ -20,12 +21,23 @@ from octavo.models.tokenizer import Tokenizer
 class _Completion:
     """A live completion; ``ended`` holds the reason once the caller has its last delta."""
 
-    request: Request
-    index: int
     text: TextStream
     num_cached_tokens: int = 0
     num_tokens: int = 0
     ended: FinishReason | None = None
+
+
+class _Answer:
+    """A live request: its completions until the engine has said its last word about each."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+        sampling = request.sampling
+        self.request = request
+        self.completions = {
+            index: _Completion(TextStream(tokenizer, sampling))
+            for index in range(sampling.num_reported)
+        }
+        self.best_of = BestOf(sampling) if sampling.num_reported > sampling.n else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,46 +45,50 @@ class Processed:
     """What came of one engine output."""
 
     request_id: RequestId
-    delta: GenerationDelta
+    index: int
+    """The completion that the output belonged to."""
+    deltas: tuple[GenerationDelta, ...]
+    """Usually one; with ``best_of`` none until all completions have ended, then the best."""
     stopped_after: int | None
     """Number of tokens after which a stop string ended it, which the engine must be told."""
 
 
 class OutputProcessor:
-    """Keeps each completion from its request to the engine's last word about it."""
+    """Keeps each request until the engine's last word about it."""
 
     def __init__(self, tokenizer: Tokenizer, observer: Observer) -> None:
         self._tokenizer = tokenizer
         self._observer = observer
-        self._live: dict[RequestId, _Completion] = {}
+        self._live: dict[RequestId, _Answer] = {}
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def add(self, request: Request, index: int) -> None:
-        """Start completion ``index`` of a prompt."""
-        text = TextStream(self._tokenizer, request.sampling)
-        self._live[request.request_id] = _Completion(request, index, text)
+    def add(self, request: Request) -> None:
+        """Start the completions of a request."""
+        self._live[request.request_id] = _Answer(request, self._tokenizer)
 
     def drop(self, request_id: RequestId) -> None:
-        """Forget a completion that the engine never took."""
+        """Forget a request that the engine will say no more about."""
         self._live.pop(request_id, None)
 
     def process(self, outputs: Iterable[SequenceOutput]) -> list[Processed]:
         """Turn engine outputs into deltas; those past a completion's end vanish."""
         processed = []
         for output in outputs:
-            completion = self._live.get(output.request_id)
-            if completion is not None and completion.ended is None:
-                processed.append(self._advance(completion, output))
+            answer = self._live.get(output.request_id)
+            completion = None if answer is None else answer.completions.get(output.index)
+            if answer is not None and completion is not None and completion.ended is None:
+                processed.append(self._advance(answer, completion, output))
         return processed
 
     def settle(self, finished: Iterable[RequestStats]) -> list[RequestId]:
-        """Take the engine's last word on completions, report them, return which ended."""
+        """Take the engine's last word on completions, report them, return requests that ended."""
         settled = []
         for stats in finished:
-            completion = self._live.pop(stats.request_id, None)
-            if completion is None:
+            answer = self._live.get(stats.request_id)
+            completion = None if answer is None else answer.completions.pop(stats.index, None)
+            if answer is None or completion is None:
                 continue
             if completion.ended is not None:
                 stats = replace(
@@ -81,10 +97,14 @@ class OutputProcessor:
                     num_generation_tokens=completion.num_tokens,
                 )
             self._observer.on_event(RequestFinished(stats))
-            settled.append(stats.request_id)
+            if not answer.completions:
+                del self._live[stats.request_id]
+                settled.append(stats.request_id)
         return settled
 
-    def _advance(self, completion: _Completion, output: SequenceOutput) -> Processed:
+    def _advance(
+        self, answer: _Answer, completion: _Completion, output: SequenceOutput
+    ) -> Processed:
         completion.num_cached_tokens = output.num_cached_tokens
         text = completion.text.push(
             output.new_token_ids,
@@ -95,28 +115,29 @@ class OutputProcessor:
         reason = output.finish_reason if text.stop is None else FinishReason.STOP
         completion.ended = reason
         delta = GenerationDelta(
-            index=completion.index,
+            index=output.index,
             text=text.text,
             token_ids=output.new_token_ids[: text.num_tokens],
             logprobs=output.new_logprobs[: text.num_tokens],
             prompt_logprobs=output.prompt_logprobs,
-            num_prompt_tokens=len(completion.request.prompt_token_ids),
+            num_prompt_tokens=len(answer.request.prompt_token_ids),
             num_cached_tokens=completion.num_cached_tokens,
             num_generated_tokens=completion.num_tokens,
             finish_reason=reason,
-            stop_reason=self._stop_reason(completion, output, text.stop),
+            stop_reason=self._stop_reason(answer.request, output, text.stop),
             error=output.error,
+            embedding=output.embedding,
         )
+        deltas = (delta,) if answer.best_of is None else answer.best_of.push(delta)
         told = output.finish_reason is not None or text.stop is None
-        return Processed(
-            output.request_id, delta, stopped_after=None if told else completion.num_tokens
-        )
+        stopped_after = None if told else completion.num_tokens
+        return Processed(output.request_id, output.index, deltas, stopped_after)
 
     @staticmethod
     def _stop_reason(
-        completion: _Completion, output: SequenceOutput, stop: str | None
+        request: Request, output: SequenceOutput, stop: str | None
     ) -> str | int | None:
         if stop is not None:
             return stop
-        asked = completion.request.sampling.stop_token_ids
+        asked = request.sampling.stop_token_ids
         return output.stop_token_id if output.stop_token_id in asked else None

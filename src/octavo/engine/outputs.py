@@ -31,6 +31,8 @@ class GenerationDelta:
     """The stop string, or the stop token other than the model's own, that ended it."""
     error: str | None = None
     """One sentence, when ``finish_reason`` is ERROR."""
+    embedding: tuple[float, ...] | None = None
+    """Of the prompt, where the request asked for pooling; in its only delta."""
 
 
 @dataclass(frozen=True, slots=True)

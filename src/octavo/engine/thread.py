@@ -30,10 +30,11 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End a request at a stop string that its text hit after ``num_tokens`` tokens."""
+    """End a completion at a stop string that its text hit after ``num_tokens`` tokens."""
 
     request_id: RequestId
     num_tokens: int
+    index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,24 +112,26 @@ class EngineThread:
                     try:
                         self._core.add(request)
                     except RequestError as error:
-                        outputs.append(_refusal(request, error))
-                        finished.append(_refused_stats(request))
+                        for index in range(request.sampling.num_reported):
+                            outputs.append(_refusal(request, index, error))
+                            finished.append(_refused_stats(request, index))
                 case Abort(request_id):
-                    stats = self._core.abort(request_id)
-                    finished += [stats] if stats is not None else []
-                case Finish(request_id, num_tokens):
-                    stats = self._core.finish(request_id, num_tokens)
+                    finished += self._core.abort(request_id)
+                case Finish(request_id, num_tokens, index):
+                    stats = self._core.finish(request_id, num_tokens, index)
                     finished += [stats] if stats is not None else []
         if finished or outputs:
             self._deliver(Outbox(tuple(outputs), tuple(finished)))
         return True
 
 
-def _refusal(request: Request, error: RequestError) -> SequenceOutput:
-    return SequenceOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error.message)
+def _refusal(request: Request, index: int, error: RequestError) -> SequenceOutput:
+    return SequenceOutput(
+        request.request_id, finish_reason=FinishReason.ERROR, error=error.message, index=index
+    )
 
 
-def _refused_stats(request: Request) -> RequestStats:
+def _refused_stats(request: Request, index: int) -> RequestStats:
     return RequestStats(
         request_id=request.request_id,
         num_prompt_tokens=len(request.prompt_token_ids),
@@ -142,4 +145,5 @@ def _refused_stats(request: Request) -> RequestStats:
         first_token_time=None,
         last_token_time=None,
         finish_time=request.arrival_time,
+        index=index,
     )

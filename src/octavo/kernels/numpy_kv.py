@@ -1,5 +1,8 @@
 """Physical KV memory of the numpy backend: one slot per token, head by head."""
 
+import contextlib
+import math
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +31,20 @@ def from_bfloat16(bits: NDArray[np.uint16]) -> Float32:
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
+def lazy_zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+    """Return zeros whose memory is taken page by page, as it is first written.
+
+    ``np.zeros`` asks the kernel for huge pages. A block is spread over all layers and heads, so its
+    first token would have hundreds of them cleared, which takes up to seconds.
+    """
+    num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux
+        with contextlib.suppress(OSError):  # a kernel that has no huge pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype).reshape(shape)
+
+
 class NumpyKV:
     """Keys and values of every block in every layer, in float32 or bfloat16.
 
@@ -45,9 +62,9 @@ class NumpyKV:
             spec.head_dim,
         )
         self.spec = spec
-        dtype: Any = np.float32 if spec.dtype == "float32" else np.uint16
-        self._keys = np.zeros(shape, dtype)
-        self._values = np.zeros(shape, dtype)
+        dtype = np.float32 if spec.dtype == "float32" else np.uint16
+        self._keys = lazy_zeros(shape, dtype)
+        self._values = lazy_zeros(shape, dtype)
 
     def store(self, layer: int, slots: NDArray[np.int32], keys: Float32, values: Float32) -> None:
         """Write ``keys`` and ``values``, both ``[N, kv_heads, head_dim]``, into ``slots``."""

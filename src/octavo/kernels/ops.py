@@ -111,11 +111,11 @@ class Ops(Protocol):
 
 
 Forward = Callable[[Ops], Array]
-"""A decoder's line of calls, ending in ``logits``."""
+"""A decoder's line of calls, ending in ``logits``; for embeddings in the norm before it."""
 
 StepFunction = Callable[[StepBatch], NDArray[np.float32]]
-"""Computes a step: stores the KV of the batch and returns logits ``[R, vocab]``, valid until the
-next call."""
+"""Computes a step: stores the KV of the batch and returns logits ``[R, vocab]`` (or normed states
+``[R, features]``, where the line of calls ends in them), valid until the next call."""
 
 
 class Backend(Protocol):

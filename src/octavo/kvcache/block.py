@@ -21,7 +21,16 @@ class BlockState(Enum):
 class Block:
     """One block. Only the block pool writes it."""
 
-    __slots__ = ("block_id", "in_tree", "next", "num_uses", "owner", "previous", "references")
+    __slots__ = (
+        "block_id",
+        "in_tree",
+        "last_use",
+        "next",
+        "num_uses",
+        "owner",
+        "previous",
+        "references",
+    )
 
     def __init__(self, block_id: BlockId) -> None:
         self.block_id = block_id
@@ -30,6 +39,8 @@ class Block:
         self.in_tree = False
         self.num_uses = 0
         """Times a sequence took it since it was last free."""
+        self.last_use = 0
+        """Number of the pool's releases when its last user let it go."""
         self.owner: BlockList | None = None
         """The list it is linked in."""
         self.previous: Block | None = None

@@ -24,6 +24,7 @@ class BlockPool:
         self._blocks = [Block(BlockId(index)) for index in range(num_blocks)]
         self._free = BlockList()
         self._cached = BlockList()
+        self._num_releases = 0
         for block in self._blocks:
             self._free.push_last(block)
 
@@ -63,6 +64,17 @@ class BlockPool:
         block.num_uses = 1
         return block.block_id
 
+    def take(self, block_id: BlockId) -> None:
+        """Take this very block, which must be free, with one reference.
+
+        Raises:
+            InvariantError: it is not free.
+        """
+        block = self._blocks[block_id]
+        self._free.remove(block)
+        block.references = 1
+        block.num_uses = 1
+
     def acquire(self, block_id: BlockId) -> None:
         """Add a table's reference to a cached or used block (touch).
 
@@ -90,6 +102,8 @@ class BlockPool:
         if block.references == 0:
             self._free.push_first(block)
         elif block.references == 1 and block.in_tree:
+            self._num_releases += 1
+            block.last_use = self._num_releases
             self._cached.push_last(block)
 
     def keep(self, block_id: BlockId) -> None:
@@ -121,6 +135,14 @@ class BlockPool:
     def is_cached(self, block_id: BlockId) -> bool:
         """Whether only the tree holds the block."""
         return self._blocks[block_id].owner is self._cached
+
+    def block(self, block_id: BlockId) -> Block:
+        """Return a block, to be read only."""
+        return self._blocks[block_id]
+
+    def age(self, block_id: BlockId) -> int:
+        """Return how many blocks became cached since this one last did."""
+        return self._num_releases - self._blocks[block_id].last_use
 
     def cached_blocks(self) -> Iterator[Block]:
         """Yield cached blocks, least recently used first; the pool must not change meanwhile."""

@@ -24,6 +24,12 @@ class BlockTable:
         """Leading blocks that are the tree's own; with prefix caching off it stays 0."""
         self._first_changed = 0
 
+    def fork(self, num_blocks: int) -> "BlockTable":
+        """Return a table over the first ``num_blocks`` blocks, of which nobody was told."""
+        table = BlockTable(self.identity, tuple(self.block_ids[:num_blocks]))
+        table.num_committed = min(self.num_committed, num_blocks)
+        return table
+
     def append(self, block_id: BlockId) -> None:
         """Add room at the end."""
         self.block_ids.append(block_id)

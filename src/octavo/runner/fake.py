@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from heapq import nsmallest
 
 from octavo.core.errors import InvariantError
 from octavo.core.ids import BlockId, SequenceId, TokenId
@@ -65,6 +66,14 @@ def score_token(before: Digest, token_id: TokenId) -> TokenLogprobs:
     return TokenLogprobs(token_id, logprob=-10.0 * uniform(before, token_id), rank=1)
 
 
+def likeliest_tokens(
+    before: Digest, vocab_size: int, count: int
+) -> tuple[tuple[TokenId, float], ...]:
+    """Return the tokens with the highest made-up logprobs, likeliest first."""
+    scores = ((token_id, score_token(before, token_id).logprob) for token_id in range(vocab_size))
+    return tuple(nsmallest(count, scores, key=lambda item: (-item[1], item[0])))
+
+
 class FakeRunner:
     """Writes and reads a fake paged memory, and chooses tokens by hashing what it reads.
 
@@ -76,12 +85,29 @@ class FakeRunner:
     """
 
     def __init__(
-        self, *, block_size: int, num_blocks: int, vocab_size: int, faults: Faults | None = None
+        self,
+        *,
+        block_size: int,
+        num_blocks: int,
+        vocab_size: int,
+        faults: Faults | None = None,
+        run_length: Callable[[Digest], int] = lambda before: 1,
     ) -> None:
+        """Make the memory.
+
+        Args:
+            block_size: slots per block.
+            num_blocks: blocks in the pool.
+            vocab_size: tokens are 0 to ``vocab_size - 1``.
+            faults: when to fail.
+            run_length: how many tokens come at once after a sequence with this digest, as when a
+                grammar forces them. It changes no token, only when the tokens come.
+        """
         self._block_size = block_size
         self._num_blocks = num_blocks
         self._vocab_size = vocab_size
         self._faults = faults or Faults()
+        self._run_length = run_length
         self._memory = [_UNWRITTEN] * (num_blocks * block_size)
         self._rows: dict[SequenceId, _Row] = {}
         self._calls = 0
@@ -122,7 +148,7 @@ class FakeRunner:
         for new in plan.new:
             if new.sequence_id in self._rows:
                 raise InvariantError(f"Sequence {new.sequence_id} is new, but was known already.")
-            self._rows[new.sequence_id] = _Row(new)
+            self._rows[new.sequence_id] = _Row(new, self._vocab_size)
         if len({item.sequence_id for item in plan.scheduled}) < len(plan.scheduled):
             raise InvariantError("A sequence is scheduled twice in one plan.")
 
@@ -138,8 +164,12 @@ class FakeRunner:
         return row
 
     def _check_writes(self, work: Sequence[tuple["_Row", ScheduledSequence]]) -> None:
-        """A block that is written has one holder; blocks that are shared are only read."""
-        holders = Counter(block_id for row in self._rows.values() for block_id in row.block_table)
+        """A block that is written has one holder; blocks that are shared are only read.
+
+        The tables of sequences that this plan does not schedule may be out of date; whoever loses
+        a block to another notices when it next reads it.
+        """
+        holders = Counter(block_id for row, _ in work for block_id in row.block_table)
         for row, item in work:
             first = item.start // self._block_size
             last = (item.start + len(item.token_ids) - 1) // self._block_size
@@ -190,11 +220,18 @@ class FakeRunner:
                 prompt_logprobs[sequence_id] = scores
             if item.samples:
                 before = self._memory[self._slot(row, len(row.token_ids) - 1)]
-                token_id = row.choose(before, self._vocab_size)
-                sampled[sequence_id] = (token_id,)
-                if row.sampling.logprobs is not None:
-                    logprobs[sequence_id] = (score_token(before, token_id),)
+                for branch in (row, *self._forks(row, item)):
+                    name = branch.sequence_id
+                    sampled[name] = branch.choose(before, self._run_length(before))
+                    if branch.sampling.logprobs is not None:
+                        logprobs[name] = branch.score_chosen(before)
         return ModelRunnerOutput(sampled, logprobs, prompt_logprobs, failed)
+
+    def _forks(self, row: "_Row", item: ScheduledSequence) -> list["_Row"]:
+        rows = [self._rows[sequence_id] for sequence_id in item.forks]
+        if any(fork.token_ids != row.token_ids or fork.block_table for fork in rows):
+            raise InvariantError(f"A fork has other tokens, or blocks already: {row.story}.")
+        return rows
 
     def _slot(self, row: "_Row", position: int) -> int:
         block_id = row.block_table[position // self._block_size]
@@ -209,15 +246,16 @@ class FakeRunner:
 class _Row:
     """What the fake runner expects of one sequence."""
 
-    def __init__(self, new: NewSequence) -> None:
+    def __init__(self, new: NewSequence, vocab_size: int) -> None:
         self.sequence_id = new.sequence_id
+        self._vocab_size = vocab_size
         self.sampling = new.sampling
         self.block_table: list[BlockId] = []
         self.token_ids = [*new.prompt_token_ids, *new.output_token_ids]
         self.digests: list[Digest] = []
         """Of the sequence up to and with each token."""
         self._new = new
-        self._chosen: TokenId | None = None
+        self._chosen: tuple[TokenId, ...] = ()
         """The token sampled last, until a plan names it."""
         self._extend_digests()
 
@@ -233,9 +271,11 @@ class _Row:
         if item.block_ids:
             self.block_table[item.first_block :] = item.block_ids
         stop = item.start + len(item.token_ids)
-        if self._chosen is not None and stop == len(self.token_ids) + 1:
-            self.token_ids.append(self._chosen)
-            self._chosen = None
+        if self._chosen and stop > len(self.token_ids):
+            if self.sampling.use_beam_search:  # the search chooses, from what was scored
+                self._chosen = item.token_ids[-1:]
+            self.token_ids += self._chosen
+            self._chosen = ()
             self._extend_digests()
         if not item.token_ids or item.token_ids != tuple(self.token_ids[item.start : stop]):
             raise InvariantError(
@@ -244,17 +284,34 @@ class _Row:
         if item.samples and stop != len(self.token_ids):
             raise InvariantError(f"It samples before all its tokens have KV: {self.story}.")
 
-    def choose(self, before: Digest, vocab_size: int) -> TokenId:
-        """Choose and remember the next token."""
-        self._chosen = choose_token(
-            before,
-            len(self.token_ids) - len(self._new.prompt_token_ids),
-            sampling=self.sampling,
-            seed=self._new.seed,
-            ending_token_ids=self._new.ending_token_ids,
-            vocab_size=vocab_size,
-        )
+    def choose(self, before: Digest, count: int) -> tuple[TokenId, ...]:
+        """Choose and remember the next ``count`` tokens."""
+        first = len(self.token_ids) - len(self._new.prompt_token_ids)
+        chosen: list[TokenId] = []
+        for draw in range(first, first + count):
+            token_id = choose_token(
+                before,
+                draw,
+                sampling=self.sampling,
+                seed=self._new.seed,
+                ending_token_ids=self._new.ending_token_ids,
+                vocab_size=self._vocab_size,
+            )
+            chosen.append(token_id)
+            before = digest([token_id], before)
+        self._chosen = tuple(chosen)
         return self._chosen
+
+    def score_chosen(self, before: Digest) -> tuple[TokenLogprobs, ...]:
+        """Score the tokens that were just chosen."""
+        scores = []
+        for token_id in self._chosen:
+            score = score_token(before, token_id)
+            if num_top := self.sampling.logprobs:
+                score = replace(score, top=likeliest_tokens(before, self._vocab_size, num_top))
+            scores.append(score)
+            before = digest([token_id], before)
+        return tuple(scores)
 
     def score_prompt(self, item: ScheduledSequence) -> tuple[TokenLogprobs, ...]:
         """Score the prompt tokens after those of this step, if asked and not done before."""

@@ -26,11 +26,18 @@ class Chunk:
     """Leading tokens whose logits score the prompt token after them."""
     samples: bool
     """Whether the last token's logits choose the next one; that token is not a scored one."""
+    forks: tuple[Row, ...] = ()
+    """Rows that choose a next token of their own from the same logits."""
 
     @property
     def num_logits(self) -> int:
         """Rows of logits that the chunk wants."""
         return self.num_scored + self.samples
+
+    @property
+    def sampling_rows(self) -> tuple[Row, ...]:
+        """Rows that choose a next token from the last token's logits."""
+        return (self.row, *self.forks) if self.samples else ()
 
     @property
     def num_output_tokens(self) -> int:
@@ -43,7 +50,7 @@ class Chunk:
         return self.row.prompt_token_ids[self.start + 1 : self.start + 1 + self.num_scored]
 
 
-def make_chunk(row: Row, scheduled: ScheduledSequence) -> Chunk:
+def make_chunk(row: Row, scheduled: ScheduledSequence, forks: tuple[Row, ...] = ()) -> Chunk:
     """Return the chunk of a scheduled sequence.
 
     Raises:
@@ -58,7 +65,7 @@ def make_chunk(row: Row, scheduled: ScheduledSequence) -> Chunk:
             f"Sequence {row.sequence_id} samples after {stop} of its {row.num_prompt_tokens} "
             f"prompt tokens."
         )
-    return Chunk(row, scheduled.token_ids, scheduled.start, num_scored, scheduled.samples)
+    return Chunk(row, scheduled.token_ids, scheduled.start, num_scored, scheduled.samples, forks)
 
 
 def split_chunks(chunks: Sequence[Chunk], max_logits: int) -> Iterator[list[Chunk]]:
@@ -92,6 +99,7 @@ def _cut(chunk: Chunk, length: int) -> tuple[Chunk, Chunk]:
         chunk.start + length,
         chunk.num_scored - length,
         chunk.samples,
+        chunk.forks,
     )
     return head, tail
 

@@ -19,6 +19,7 @@ class Row:
         "num_blocks",
         "num_prompt_tokens",
         "num_tokens",
+        "pooling",
         "prompt_token_ids",
         "sampling",
         "sequence_id",
@@ -34,6 +35,7 @@ class Row:
         self.num_tokens = len(new.prompt_token_ids) + len(new.output_token_ids)
         """Prompt and output tokens that plans have named so far."""
         self.num_blocks = 0
+        self.pooling = new.sampling.pooling
         self.sampling = SamplingState(new, vocab_size)
         # Prompt logprobs leave with the first output token; one that has output is past that.
         self.wants_prompt_logprobs = (
@@ -74,6 +76,21 @@ class SequenceRows:
             self._grow()
         row = Row(self._free.pop(), new, self._vocab_size)
         self._rows[new.sequence_id] = row
+
+    def forks(self, scheduled: ScheduledSequence) -> tuple[Row, ...]:
+        """Return the rows of the sequences that are to sample from the same logits.
+
+        Raises:
+            InvariantError: one of them has no row, or other tokens.
+        """
+        rows = tuple(row for name in scheduled.forks if (row := self._rows.get(name)) is not None)
+        stop = scheduled.start + len(scheduled.token_ids)
+        if len(rows) < len(scheduled.forks) or any(row.num_tokens != stop for row in rows):
+            raise InvariantError(
+                f"Sequence {scheduled.sequence_id} is to be forked into {scheduled.forks}, but "
+                f"not all of these have its {stop} tokens."
+            )
+        return rows
 
     def release(self, sequence_id: SequenceId) -> None:
         """Forget a sequence. One without a row is ignored: its first plan may have failed early."""

@@ -6,14 +6,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.core.errors import GenerationError
+from octavo.core.errors import GenerationError, InvariantError
 from octavo.core.ids import SequenceId, TokenId
 from octavo.core.plan import BlockCopy, ModelRunnerOutput, SchedulerOutput
 from octavo.core.request import TokenLogprobs
 from octavo.kernels.ops import StepFunction
+from octavo.runner.grammar_rows import GrammarRows, Mask
 from octavo.runner.input_batch import Chunk, build_batch, make_chunk, split_chunks
 from octavo.runner.logprobs import score_token, score_tokens
-from octavo.runner.rows import SequenceRows
+from octavo.runner.pooling import Pooler
+from octavo.runner.rows import Row, SequenceRows
 from octavo.runner.sampler import Sampler
 
 Float32 = NDArray[np.float32]
@@ -27,9 +29,11 @@ class Runner:
 
     A plan is one call of ``step``, unless prompt logprobs want more logits than
     ``max_logits_bytes`` hold: then it is several, and a prompt's chunk is cut between them.
+    Masks of grammars are computed meanwhile. Sequences that are to be embedded are a call of the
+    pooler's. Without ``grammars`` or a ``pooler`` no sequence may ask for one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - two collaborators that are optional, sizes passed by name
         self,
         step: StepFunction,
         copy_blocks: Callable[[Sequence[BlockCopy]], None],
@@ -39,8 +43,12 @@ class Runner:
         max_num_seqs: int,
         vocab_size: int,
         max_logits_bytes: int = MAX_LOGITS_BYTES,
+        grammars: GrammarRows | None = None,
+        pooler: Pooler | None = None,
     ) -> None:
         self._step = step
+        self._grammars = grammars
+        self._pooler = pooler
         self._copy_blocks = copy_blocks
         self._block_size = block_size
         self._max_logits = max(max_logits_bytes // (4 * vocab_size), max_num_seqs)
@@ -63,19 +71,51 @@ class Runner:
         After an exception, rows are those of the plan and its KV is undefined: the scheduler
         releases the plan's sequences with the next plan, which is all that recovery takes.
         """
-        for sequence_id in plan.released:
-            self._rows.release(sequence_id)
-        for new in plan.new:
-            self._rows.add(new)
+        self._update_rows(plan)
         if plan.copies:
             self._copy_blocks(plan.copies)
-        chunks = [make_chunk(self._rows.update(item), item) for item in plan.scheduled]
+        rows = self._rows
+        chunks = [make_chunk(rows.update(item), item, rows.forks(item)) for item in plan.scheduled]
+        if self._grammars is not None:
+            self._grammars.prepare(
+                (row.sequence_id, chunk.num_output_tokens)
+                for chunk in chunks
+                for row in chunk.sampling_rows
+            )
         result = _Result()
+        if self._pooler is not None:
+            chunks = self._pool(chunks, result)
         for batch in split_chunks(chunks, self._max_logits):
             logits = self._step(build_batch(batch, self._rows.block_tables, self._block_size))
             self._score_prompts(batch, logits, result)
             self._sample(batch, logits, result)
         return result.output()
+
+    def _pool(self, chunks: Sequence[Chunk], result: "_Result") -> list[Chunk]:
+        """Compute the chunks that are to be embedded; return the others."""
+        assert self._pooler is not None
+        pooled = [chunk for chunk in chunks if chunk.row.pooling is not None]
+        if pooled:
+            found = self._pooler.run(pooled, self._rows.block_tables)
+            result.pooled |= found.embeddings
+            result.failed |= found.failed
+        return [chunk for chunk in chunks if chunk.row.pooling is None]
+
+    def _update_rows(self, plan: SchedulerOutput) -> None:
+        for sequence_id in plan.released:
+            self._rows.release(sequence_id)
+            if self._grammars is not None:
+                self._grammars.release(sequence_id)
+            if self._pooler is not None:
+                self._pooler.release(sequence_id)
+        for new in plan.new:
+            self._rows.add(new)
+            if self._grammars is not None:
+                self._grammars.add(new)
+            elif new.sampling.structured_output is not None:
+                raise InvariantError("A sequence has a grammar, but the runner knows none.")
+            if self._pooler is None and new.sampling.pooling is not None:
+                raise InvariantError("A sequence is to be embedded, but the runner cannot.")
 
     def _score_prompts(self, batch: Sequence[Chunk], logits: Float32, result: "_Result") -> None:
         first = 0
@@ -91,28 +131,62 @@ class Runner:
             first += chunk.num_logits
 
     def _sample(self, batch: Sequence[Chunk], logits: Float32, result: "_Result") -> None:
-        sampling = [chunk for chunk in batch if chunk.samples]
-        if not sampling:
+        rows: list[Row] = []
+        draws: list[int] = []
+        logits_rows: list[int] = []
+        end = 0
+        for chunk in batch:
+            end += chunk.num_logits
+            for row in chunk.sampling_rows:
+                rows.append(row)
+                draws.append(chunk.num_output_tokens)
+                logits_rows.append(end - 1)
+        if not rows:
             return
-        if len(sampling) < len(logits):
-            ends = np.cumsum([chunk.num_logits for chunk in batch])
-            logits = logits[
-                [end - 1 for chunk, end in zip(batch, ends, strict=True) if chunk.samples]
-            ]
-        sampled = self._sampler.sample(
-            logits,
-            [chunk.row.sampling for chunk in sampling],
-            [chunk.num_output_tokens for chunk in sampling],
-        )
-        for i, (chunk, token_id) in enumerate(zip(sampling, sampled.token_ids, strict=True)):
-            sequence_id = chunk.row.sequence_id
+        if logits_rows != list(range(len(logits))):
+            logits = logits[logits_rows]
+        states = [row.sampling for row in rows]
+        sampled = self._sampler.sample(logits, states, draws, self._masks(rows, result))
+        for i, (row, token_id) in enumerate(zip(rows, sampled.token_ids, strict=True)):
+            sequence_id = row.sequence_id
             if i in sampled.failures:
-                result.failed[sequence_id] = sampled.failures[i]
+                result.failed.setdefault(sequence_id, sampled.failures[i])
+            if sequence_id in result.failed:
                 continue
-            result.sampled[sequence_id] = (token_id,)
-            num_top = chunk.row.sampling.params.logprobs
+            self._accept(sequence_id, token_id, result)
+            num_top = row.sampling.params.logprobs
             if num_top is not None:
                 result.logprobs[sequence_id] = (score_token(logits[i], token_id, num_top),)
+
+    def _masks(self, rows: Sequence[Row], result: "_Result") -> dict[int, Mask]:
+        """Wait for the masks of the rows that have a grammar."""
+        masks: dict[int, Mask] = {}
+        if self._grammars is None:
+            return masks
+        for i, row in enumerate(rows):
+            try:
+                mask = self._grammars.mask(row.sequence_id)
+            except GenerationError as error:
+                result.failed[row.sequence_id] = error.message
+                continue
+            if mask is not None:
+                masks[i] = mask
+        return masks
+
+    def _accept(self, sequence_id: SequenceId, token_id: TokenId, result: "_Result") -> None:
+        """Record a sampled token, and what its grammar makes of it."""
+        result.sampled[sequence_id] = (token_id,)
+        if self._grammars is None:
+            return
+        try:
+            accepted = self._grammars.accept(sequence_id, token_id)
+        except GenerationError as error:
+            result.failed[sequence_id] = error.message
+            return
+        if accepted is not None:
+            result.sampled[sequence_id] = (token_id, *accepted.forced)
+            if accepted.is_complete:
+                result.completed.add(sequence_id)
 
 
 class _Result:
@@ -123,6 +197,8 @@ class _Result:
         self.logprobs: dict[SequenceId, tuple[TokenLogprobs, ...]] = {}
         self.prompt_logprobs: dict[SequenceId, tuple[TokenLogprobs, ...]] = {}
         self.failed: dict[SequenceId, str] = {}
+        self.completed: set[SequenceId] = set()
+        self.pooled: dict[SequenceId, tuple[float, ...]] = {}
 
     def add_prompt_logprobs(
         self, sequence_id: SequenceId, scores: tuple[TokenLogprobs, ...]
@@ -135,4 +211,11 @@ class _Result:
         for sequence_id in self.failed:
             for results in (self.sampled, self.logprobs, self.prompt_logprobs):
                 results.pop(sequence_id, None)
-        return ModelRunnerOutput(self.sampled, self.logprobs, self.prompt_logprobs, self.failed)
+        return ModelRunnerOutput(
+            self.sampled,
+            self.logprobs,
+            self.prompt_logprobs,
+            self.failed,
+            frozenset(self.completed - self.failed.keys()),
+            self.pooled,
+        )

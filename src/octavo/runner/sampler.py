@@ -2,6 +2,7 @@
 
 Order of what shapes a row, the same as vLLM's:
 
+0. The grammar's mask: other tokens are banned. It settles ``min_tokens`` too, see ``GrammarRow``.
 1. ``min_tokens``: ids that end the output are banned while too few tokens were generated.
 2. ``logit_bias``: added; exactly -100 bans the token whatever its logit (vLLM only adds it).
 3. Penalties: repetition (prompt and output), frequency and presence (output only).
@@ -9,8 +10,9 @@ Order of what shapes a row, the same as vLLM's:
 5. Temperature, top_k, min_p, top_p, then one draw from the sequence's own random stream.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -26,9 +28,12 @@ from octavo.runner.random_stream import uniform
 
 Float32 = NDArray[np.float32]
 Indices = NDArray[np.intp]
+Mask = NDArray[np.bool_]
 
 BAN_BIAS: Final = -100.0
 """The lowest ``logit_bias``: a ban, however large the logit."""
+
+NO_MASKS: Final[Mapping[int, Mask]] = MappingProxyType({})
 
 
 class SamplingState:
@@ -82,17 +87,19 @@ class Sampler:
         logits: Float32,
         states: Sequence[SamplingState],
         num_output_tokens: Sequence[int],
+        masks: Mapping[int, Mask] = NO_MASKS,
     ) -> SampledTokens:
         """Choose a token for each row of ``logits [R, V]``, which are not changed.
 
         ``num_output_tokens[i]`` tokens of row i were generated before: the index of this draw.
+        ``masks[i]`` ``[V]`` is what the grammar of row i allows, if it has one.
         """
         if logits.shape != (len(states), self._vocab_size):
             raise InvariantError(
                 f"The step returned logits of shape {logits.shape}, "
                 f"not {(len(states), self._vocab_size)}."
             )
-        if all(
+        if not masks and all(
             state.params.is_greedy and not state.changes_logits(k)
             for state, k in zip(states, num_output_tokens, strict=True)
         ):
@@ -101,23 +108,25 @@ class Sampler:
         failures: dict[int, str] = {}
         for i, (row, state, k) in enumerate(zip(logits, states, num_output_tokens, strict=True)):
             try:
-                token_ids.append(sample_row(row, state, k))
+                token_ids.append(sample_row(row, state, k, masks.get(i)))
             except GenerationError as error:
                 token_ids.append(-1)
                 failures[i] = error.message
         return SampledTokens(token_ids, failures)
 
 
-def sample_row(logits: Float32, state: SamplingState, num_output_tokens: int) -> TokenId:
+def sample_row(
+    logits: Float32, state: SamplingState, num_output_tokens: int, mask: Mask | None = None
+) -> TokenId:
     """Choose the token with index ``num_output_tokens`` of one sequence from ``logits [V]``.
 
     Raises:
         GenerationError: the logits are NaN or infinite, or every token is banned.
     """
     params = state.params
-    if state.changes_logits(num_output_tokens):
+    if mask is not None or state.changes_logits(num_output_tokens):
         check_finite(float(logits.max()))  # before a ban can hide what is wrong
-        logits = _processed(logits, state, num_output_tokens)
+        logits = _processed(logits, state, num_output_tokens, mask)
     likeliest = int(logits.argmax())
     check_finite(float(logits[likeliest]))
     if params.is_greedy:
@@ -138,16 +147,21 @@ def _largest(logits: Float32) -> SampledTokens:
     return SampledTokens(token_ids, failures)
 
 
-def _processed(logits: Float32, state: SamplingState, num_output_tokens: int) -> Float32:
-    """Return a copy of ``logits [V]`` with bans, bias and penalties applied."""
+def _processed(
+    logits: Float32, state: SamplingState, num_output_tokens: int, mask: Mask | None
+) -> Float32:
+    """Return a copy of ``logits [V]`` with mask, bans, bias and penalties applied."""
     params = state.params
     if state.outside_vocab is not None:
         raise GenerationError(
             f"logit_bias names token {state.outside_vocab}, but the vocabulary has {len(logits)}."
         )
-    logits = logits.copy()
-    if num_output_tokens < params.min_tokens:
-        logits[state.ending_ids] = -np.inf
+    if mask is not None:
+        logits = np.where(mask, logits, np.float32(-np.inf))
+    else:
+        logits = logits.copy()
+        if num_output_tokens < params.min_tokens:
+            logits[state.ending_ids] = -np.inf
     logits[state.banned_ids] = -np.inf
     logits[state.biased_ids] += state.biases
     if state.counts is not None:

@@ -1,1 +1,1 @@
-
+"""Who computes what in a step: queues, admission, chunking, preemption."""

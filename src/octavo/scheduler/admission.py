@@ -27,5 +27,5 @@ class Watermark:
 
     def may_admit(self, need: BlockNeed, num_running: int) -> bool:
         """Compare the need, and the reserve if something runs, with what is available."""
-        reserve = self._num_reserved if num_running else 0
+        reserve = self._num_reserved + need.num_branches if num_running else 0
         return need.num_new + reserve <= need.num_available

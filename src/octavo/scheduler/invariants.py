@@ -1,5 +1,6 @@
 """The laws of the scheduler as functions; each raises InvariantError at the first breach."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -9,6 +10,7 @@ from octavo.core.ids import RequestId, SequenceId
 from octavo.core.plan import SchedulerOutput
 from octavo.kvcache.invariants import check_cache
 from octavo.kvcache.manager import KVCacheManager
+from octavo.scheduler.group import SequenceGroup
 from octavo.scheduler.lifecycle import SequenceStatus
 from octavo.scheduler.sequence import Sequence
 
@@ -21,7 +23,7 @@ class SchedulerState(Protocol):
     @property
     def waiting(self) -> tuple[Sequence, ...]: ...
     @property
-    def live(self) -> Mapping[RequestId, Sequence]: ...
+    def live(self) -> Mapping[RequestId, SequenceGroup]: ...
     @property
     def cache(self) -> KVCacheManager: ...
 
@@ -30,14 +32,17 @@ def check_scheduler(state: SchedulerState) -> None:
     """Every live sequence is in the one collection of its status, and the cache agrees."""
     check_cache(state.cache)
     waiting, running = state.waiting, tuple(state.running.values())
-    live = list(state.live.values())
-    held = [*waiting, *running]
+    groups = state.live.values()
+    live = [branch for group in groups for branch in group.branches]
+    held = [*waiting, *running, *(branch for group in groups for branch in group.pending)]
     if sorted(s.sequence_id for s in live) != sorted(s.sequence_id for s in held):
         raise InvariantError("waiting and running differ from the live sequences")
     if set(state.running) != set(state.cache.tables):
         raise InvariantError("other sequences hold blocks than those that run")
     for sequence in waiting:
         _check_waiting(sequence)
+    for group in groups:
+        _check_group(group)
     for sequence in running:
         _check_running(sequence, state.cache)
 
@@ -45,6 +50,21 @@ def check_scheduler(state: SchedulerState) -> None:
 def _require(condition: bool, sequence: Sequence, message: str) -> None:
     if not condition:
         raise InvariantError(message, story=sequence.tell())
+
+
+def _check_group(group: SequenceGroup) -> None:
+    """Branches are pending only while one computes their prompt; beams keep in step."""
+    active = list(group.active)
+    _require(bool(active), group.branches[0], "all branches of its request are pending")
+    if group.pending:
+        _require(len(active) == 1, active[0], "it is active beside pending branches")
+        _require(not active[0].num_output_tokens, active[0], "it has output, but did not fork")
+    for branch in group.pending:
+        _require(branch.status is SequenceStatus.WAITING, branch, "it is pending, but ran")
+    if group.beam is not None:
+        _require(len(active) <= group.beam.width, active[0], "its search has too many beams")
+        lengths = {len(branch.token_ids) for branch in active}
+        _require(len(lengths) == 1, active[0], "beams of one search differ in length")
 
 
 def _check_waiting(sequence: Sequence) -> None:
@@ -66,7 +86,7 @@ def _check_running(sequence: Sequence, cache: KVCacheManager) -> None:
     _require(sequence.status is SequenceStatus.RUNNING, sequence, "it runs in a wrong state")
     _require(sequence.num_uncomputed >= 1, sequence, "a running sequence has nothing to compute")
     _require(sequence.num_computed <= len(table.block_ids) * size, sequence, "its KV has no blocks")
-    if cache.config.enable_prefix_caching:
+    if cache.config.enable_prefix_caching and sequence.request.retention.store:
         _require(
             table.num_committed == sequence.num_computed // size,
             sequence,
@@ -86,8 +106,14 @@ def check_plan(plan: SchedulerOutput, config: SchedulerConfig, state: SchedulerS
         raise InvariantError(f"plan {plan.step} exceeds the token budget")
     if state.live and not ids:
         raise InvariantError(f"plan {plan.step} is empty although {len(state.live)} requests live")
-    if not {new.sequence_id for new in plan.new} <= set(ids):
+    forks = [sequence_id for item in plan.scheduled for sequence_id in item.forks]
+    if not {new.sequence_id for new in plan.new} <= {*ids, *forks}:
         raise InvariantError(f"plan {plan.step} has a new sequence that computes nothing")
+    if len(state.running) + len(forks) > config.max_num_seqs:
+        raise InvariantError(f"plan {plan.step} forks more sequences than may run")
+    holders = Counter(
+        block_id for table in state.cache.tables.values() for block_id in table.block_ids
+    )
     for item in plan.scheduled:
         sequence = state.running[item.sequence_id]
         table = state.cache.tables[item.sequence_id]
@@ -97,10 +123,15 @@ def check_plan(plan: SchedulerOutput, config: SchedulerConfig, state: SchedulerS
         _require(
             list(item.token_ids) == sequence.token_ids[item.start : end], sequence, "wrong tokens"
         )
-        covered = len(table.block_ids) * state.cache.config.block_size
-        _require(end <= covered, sequence, "its chunk has no blocks")
+        size = state.cache.config.block_size
+        _require(end <= len(table.block_ids) * size, sequence, "its chunk has no blocks")
         _require(
-            item.start // state.cache.config.block_size >= table.num_committed
+            all(holders[b] == 1 for b in table.block_ids[item.start // size : -(-end // size)]),
+            sequence,
+            "its chunk would write a block that others hold",
+        )
+        _require(
+            item.start // size >= table.num_committed
             or not state.cache.config.enable_prefix_caching,
             sequence,
             "its chunk would overwrite a cached block",

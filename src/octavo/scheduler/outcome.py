@@ -12,7 +12,7 @@ from octavo.scheduler.stop import finish_reason
 
 @dataclass(frozen=True, slots=True)
 class StepUpdate:
-    """What a step brought its requests, in the order of the batch."""
+    """What a step brought its requests; beam searches come last."""
 
     outputs: tuple[SequenceOutput, ...] = ()
     """For each request that got tokens or ended; others have none."""
@@ -42,12 +42,9 @@ class StepOutcome:
         self._num_prompt = 0
 
     def count_computed(self, sequence: Sequence, item: ScheduledSequence) -> None:
-        """Count computed tokens; the newest output token belongs to a decode, not to a prompt."""
-        num_tokens = len(item.token_ids)
-        is_newest = item.start + num_tokens == len(sequence.token_ids)
-        if is_newest and len(sequence.token_ids) > sequence.num_prompt_tokens:
-            num_tokens -= 1
-        self._num_prompt += num_tokens
+        """Count the computed tokens that belong to a prefill, not to a decode."""
+        end = min(item.start + len(item.token_ids), sequence.prefill_end)
+        self._num_prompt += max(0, end - item.start)
 
     def add_tokens(self, sequence: Sequence, result: ModelRunnerOutput) -> FinishReason | None:
         """Append the sampled tokens up to the one that ends the output, and emit them.
@@ -70,18 +67,40 @@ class StepOutcome:
             reason = finish_reason(sequence)
             if reason is not None:
                 break
+        if sequence.sequence_id in result.completed and num_new == len(sampled):
+            reason = FinishReason.STOP
         logprobs: tuple[TokenLogprobs, ...] = ()
-        if sequence.request.sampling.logprobs is not None:
+        if sequence.sampling.logprobs is not None:
             logprobs = result.logprobs.get(sequence.sequence_id, ())[:num_new]
             if len(logprobs) != num_new:
                 raise InvariantError("the runner left out logprobs", story=sequence.tell())
         self._emit(sequence, sampled[:num_new], logprobs, reason)
         return reason
 
-    def add_scored_prompt(self, sequence: Sequence) -> FinishReason:
-        """Emit the end of a request that only scores its prompt (``max_tokens`` 0)."""
-        self._emit(sequence, (), (), FinishReason.LENGTH)
+    def add_prompt(self, sequence: Sequence, result: ModelRunnerOutput) -> FinishReason:
+        """Emit the end of a request that only scores or embeds its prompt (``max_tokens`` 0).
+
+        Raises:
+            InvariantError: the runner left out the embedding that was asked for.
+        """
+        embedding = None
+        if sequence.sampling.pooling is not None:
+            embedding = result.pooled.get(sequence.sequence_id)
+            if embedding is None:
+                raise InvariantError("the runner left out the embedding", story=sequence.tell())
+        self._emit(sequence, (), (), FinishReason.LENGTH, embedding)
         return FinishReason.LENGTH
+
+    def add_found(
+        self, sequence: Sequence, tokens: tuple[TokenLogprobs, ...], reason: FinishReason
+    ) -> None:
+        """Emit a completion that a beam search found, all at once."""
+        for token in tokens:
+            sequence.token_ids.append(token.token_id)
+            self._time_token(sequence)
+        token_ids = tuple(token.token_id for token in tokens)
+        asked = sequence.sampling.logprobs is not None
+        self._emit(sequence, token_ids, tokens if asked else (), reason)
 
     def add_error(self, sequence: Sequence, error: str) -> None:
         """Emit the end of a request that failed."""
@@ -90,6 +109,7 @@ class StepOutcome:
             num_cached_tokens=sequence.num_cached_tokens,
             finish_reason=FinishReason.ERROR,
             error=error,
+            index=sequence.index,
         )
         self._outputs.append(output)
 
@@ -123,6 +143,7 @@ class StepOutcome:
         token_ids: tuple[TokenId, ...],
         logprobs: tuple[TokenLogprobs, ...],
         reason: FinishReason | None,
+        embedding: tuple[float, ...] | None = None,
     ) -> None:
         output = SequenceOutput(
             sequence.request_id,
@@ -131,6 +152,14 @@ class StepOutcome:
             sequence.take_prompt_logprobs(),
             sequence.num_cached_tokens,
             reason,
-            token_ids[-1] if reason is FinishReason.STOP else None,
+            _stop_token(sequence, reason),
+            index=sequence.index,
+            embedding=embedding,
         )
         self._outputs.append(output)
+
+
+def _stop_token(sequence: Sequence, reason: FinishReason | None) -> TokenId | None:
+    """Return the last token if the output stops with it; a grammar may stop with any other."""
+    last = sequence.token_ids[-1]
+    return last if reason is FinishReason.STOP and last in sequence.ending_token_ids else None

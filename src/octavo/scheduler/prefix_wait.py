@@ -63,6 +63,7 @@ class PrefixWait:
             or mine[num_cached:end] != theirs[num_cached:end]
             or mine[:num_cached] != theirs[:num_cached]
             or sequence.request.identity != other.request.identity
+            or not other.request.retention.store
         ):
             return 0
         while end + size <= usable and mine[end : end + size] == theirs[end : end + size]:

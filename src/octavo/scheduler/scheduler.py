@@ -1,29 +1,36 @@
 """Decides, step by step, which tokens of which sequences are computed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain, islice
-from types import MappingProxyType
+from typing import Final
 
 from octavo.core.config import SchedulerConfig
 from octavo.core.errors import InvalidRequestError, InvariantError
 from octavo.core.events import SchedulerStats
 from octavo.core.ids import RequestId, SequenceId
-from octavo.core.plan import ModelRunnerOutput, ScheduledSequence, SchedulerOutput
+from octavo.core.plan import ModelRunnerOutput, SchedulerOutput
 from octavo.core.request import FinishReason, Request, RequestStats
 from octavo.kvcache.manager import CacheHit, KVCacheManager
 from octavo.scheduler.admission import AdmissionPolicy, Watermark
+from octavo.scheduler.batching import BATCHING_POLICIES
 from octavo.scheduler.chunking import Chunking
 from octavo.scheduler.counters import Counters
 from octavo.scheduler.draft import StepDraft
+from octavo.scheduler.group import SequenceGroup, make_group
 from octavo.scheduler.intake import Intake
 from octavo.scheduler.invariants import check_plan, check_scheduler
-from octavo.scheduler.lifecycle import SequenceStatus
-from octavo.scheduler.outcome import StepOutcome, StepUpdate
+from octavo.scheduler.occupancy import KVOccupancy, measure_occupancy
+from octavo.scheduler.outcome import StepUpdate
 from octavo.scheduler.policies import QUEUE_POLICIES, QueuePolicy
 from octavo.scheduler.preemption import WorstRankedLast
 from octavo.scheduler.prefix_wait import PrefixWait
-from octavo.scheduler.queue import WaitingQueue
+from octavo.scheduler.reservation import KV_RESERVATIONS
+from octavo.scheduler.roster import Roster
 from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.updater import StepUpdater
+
+MAX_DECODE_TOKENS: Final = 16
+"""Most tokens of a decode that go before prefills; of a longer forced run the rest waits."""
 
 
 class Scheduler:
@@ -42,7 +49,7 @@ class Scheduler:
         debug: check all invariants after each step.
 
     Raises:
-        SettingError: the policy's name is not known.
+        SettingError: a policy's name is not known.
     """
 
     def __init__(
@@ -59,34 +66,35 @@ class Scheduler:
         self._config = config
         self._cache = cache
         self._debug = debug
-        self._intake = Intake(config, cache.num_slots)
+        self._intake = Intake(config, cache.num_slots, cache.config)
         self._admission = admission or Watermark(num_reserved)
         self._preemption = WorstRankedLast(policy)
         self._chunking = Chunking(config)
+        self._batching = BATCHING_POLICIES.create(config.batching_policy)
+        self._reservation = KV_RESERVATIONS.create(cache.config.kv_reservation)
         self._prefix_wait = PrefixWait(cache.config.block_size)
-        self._waiting = WaitingQueue(policy)
-        self._running: dict[SequenceId, Sequence] = {}
-        self._live: dict[RequestId, Sequence] = {}
-        self._released: list[SequenceId] = []
+        self._roster = Roster(cache, policy, config.max_num_seqs)
         self._in_flight: SchedulerOutput | None = None
         self._counters = Counters()
-        self._next_id = 0
         self._step = 0
 
     @property
     def running(self) -> Mapping[SequenceId, Sequence]:
         """All and only sequences with status RUNNING, in order of start; to be read only."""
-        return MappingProxyType(self._running)
+        return self._roster.running
 
     @property
     def waiting(self) -> tuple[Sequence, ...]:
-        """All and only sequences that wait or are preempted, in queue order; to be read only."""
-        return tuple(self._waiting)
+        """All sequences that wait or are preempted, in queue order; to be read only.
+
+        Branches that are pending until their prompt is computed are in no queue.
+        """
+        return tuple(self._roster.queue)
 
     @property
-    def live(self) -> Mapping[RequestId, Sequence]:
-        """All sequences that have not ended; to be read only."""
-        return MappingProxyType(self._live)
+    def live(self) -> Mapping[RequestId, SequenceGroup]:
+        """All requests that have not ended; to be read only."""
+        return self._roster.groups
 
     @property
     def cache(self) -> KVCacheManager:
@@ -100,36 +108,51 @@ class Scheduler:
             ContextLengthError: it can never fit the context or the KV cache.
             InvalidRequestError: a parameter is wrong, or its id is that of a live request.
         """
-        if request.request_id in self._live:
+        if request.request_id in self._roster.groups:
             raise InvalidRequestError(
                 f"Request id {request.request_id!r} is in use by a request that has not ended.",
                 param="request_id",
             )
         max_tokens = self._intake.resolve_max_tokens(request)
         ending = self._intake.ending_token_ids(request)
-        sequence = Sequence(SequenceId(self._next_id), request, max_tokens, ending)
-        self._next_id += 1
-        self._live[request.request_id] = sequence
-        self._waiting.push(sequence)
+        first_id, places = self._roster.next_id, self._config.max_num_seqs
+        self._roster.add(make_group(request, max_tokens, ending, first_id, places))
 
-    def abort(self, request_id: RequestId, now: float) -> RequestStats | None:
-        """End a request whose client gave up; None if it is not live (idempotent)."""
-        sequence = self._live.get(request_id)
-        if sequence is None:
-            return None
-        return self._end(sequence, FinishReason.ABORT, now, sequence.num_output_tokens)
+    def abort(self, request_id: RequestId, now: float) -> tuple[RequestStats, ...]:
+        """End a request whose client gave up, with all its completions that have not ended.
 
-    def finish(self, request_id: RequestId, *, num_tokens: int, now: float) -> RequestStats | None:
-        """End a request whose front end found a stop string; None if it is not live.
+        Returns:
+            One entry per completion; none if the request is not live (idempotent).
+        """
+        group = self._roster.groups.get(request_id)
+        if group is None:
+            return ()
+        if group.beam is not None:
+            views = group.results()
+            self._roster.end_group(group, FinishReason.ABORT.value)
+            return tuple(view.final_stats(FinishReason.ABORT, now, 0) for view in views)
+        ended = [  # pending ones first, so that none of them is made to compute the prompt
+            self._roster.end(branch, FinishReason.ABORT, now, branch.num_output_tokens)
+            for branch in reversed(tuple(group.branches))
+        ]
+        return tuple(reversed(ended))
+
+    def finish(
+        self, request_id: RequestId, *, num_tokens: int, now: float, index: int = 0
+    ) -> RequestStats | None:
+        """End a completion whose front end found a stop string; None if it is not live.
 
         Args:
+            request_id: the request.
             num_tokens: output tokens that the client got.
             now: seconds on the engine's clock.
+            index: which of the request's completions.
         """
-        sequence = self._live.get(request_id)
-        if sequence is None:
+        group = self._roster.groups.get(request_id)
+        branch = None if group is None else group.branch(index)
+        if branch is None:
             return None
-        return self._end(sequence, FinishReason.STOP, now, num_tokens)
+        return self._roster.end(branch, FinishReason.STOP, now, num_tokens)
 
     def schedule(self, now: float) -> SchedulerOutput:
         """Plan the next step.
@@ -139,14 +162,10 @@ class Scheduler:
         """
         if self._in_flight is not None:
             raise InvariantError(f"step {self._step} was not taken in before the next was planned")
-        draft = StepDraft(self._config.max_num_batched_tokens)
-        decodes, prefills = self._split_running()
-        for sequence in decodes:
-            self._continue(sequence, 1, draft)
-        self._continue_prefills(prefills, draft)
-        if not draft.has_preempted:
-            self._start_waiting(prefills, draft, now)
-        self._top_up(prefills, draft)
+        self._cache.advance(now)
+        draft = self._draft(now)
+        while not draft.counts and self._can_unblock(draft):
+            draft = self._draft(now)
         return self._make_plan(draft)
 
     def update(self, plan: SchedulerOutput, result: ModelRunnerOutput, now: float) -> StepUpdate:
@@ -156,19 +175,12 @@ class Scheduler:
             InvariantError: ``plan`` is not the one under way, or the result lacks a part.
         """
         self._take_in_flight(plan)
-        outcome = StepOutcome(now)
+        updater = StepUpdater(self._roster, self._cache, result, now)
         for item in plan.scheduled:
-            sequence = self._running.get(item.sequence_id)
-            if sequence is None:  # it left while the plan was executed
-                continue
-            error = result.failed.get(item.sequence_id)
-            if error is None:
-                self._advance(sequence, item, result, outcome, now)
-            else:
-                self._fail(sequence, error, outcome, now)
-        if self._debug:
-            check_scheduler(self)
-        return outcome.build()
+            sequence = self._roster.running.get(item.sequence_id)
+            if sequence is not None:  # else it left while the plan was executed
+                updater.advance(sequence, item)
+        return self._finish_step(updater)
 
     def fail(self, plan: SchedulerOutput, message: str, now: float) -> StepUpdate:
         """End every sequence of a plan whose execution raised, and nobody else.
@@ -179,64 +191,109 @@ class Scheduler:
             InvariantError: ``plan`` is not the one under way.
         """
         self._take_in_flight(plan)
-        outcome = StepOutcome(now)
+        updater = StepUpdater(self._roster, self._cache, ModelRunnerOutput(), now)
         for item in plan.scheduled:
-            sequence = self._running.get(item.sequence_id)
+            sequence = self._roster.running.get(item.sequence_id)
             if sequence is not None:
-                self._fail(sequence, message, outcome, now)
-        if self._debug:
-            check_scheduler(self)
-        return outcome.build()
+                updater.fail(sequence, item, message)
+        return self._finish_step(updater)
 
     def has_work(self) -> bool:
         """Whether any request has not ended."""
-        return bool(self._live)
+        return bool(self._roster.groups)
 
     def stats(self) -> SchedulerStats:
         """Return the state and the running totals."""
-        return self._counters.stats(len(self._running), len(self._waiting), self._cache)
+        return self._counters.stats(len(self._roster.running), len(self._roster.queue), self._cache)
+
+    def occupancy(self) -> KVOccupancy:
+        """Measure how the KV memory is spent; not for every step of a server (see there)."""
+        next_in_line = next(iter(self._roster.queue), None)
+        wanted = 0 if next_in_line is None else self._num_slots(next_in_line)
+        return measure_occupancy(self._roster.running.values(), self._cache, wanted)
+
+    def _draft(self, now: float) -> StepDraft:
+        draft = StepDraft(self._config.max_num_batched_tokens)
+        self._roster.level_beams()
+        decodes, prefills = self._split_running()
+        self._continue_decodes(decodes, draft)
+        self._continue_prefills(prefills, draft)
+        if not draft.has_preempted and self._batching.may_start(self._num_going_on()):
+            self._start_waiting(prefills, draft, now)
+        self._top_up(chain(prefills, decodes), draft)
+        return draft
+
+    def _num_going_on(self) -> int:
+        """Count the running sequences that do not wait for other beams of their search."""
+        return sum(not sequence.holds_last for sequence in self._roster.running.values())
+
+    def _can_unblock(self, draft: StepDraft) -> bool:
+        """Make another draft worthwhile after an empty one.
+
+        Beams that resume wait for each other. Those of several searches may hold all the room
+        that any of them needs to become complete: then the one of the worst rank starts over.
+        """
+        if draft.started or draft.has_preempted:
+            return True
+        stalled = [beam for beam in self._roster.running.values() if beam.holds_last]
+        if stalled:
+            self._preempt(self._preemption.victim(stalled), draft)
+        return bool(stalled)
 
     def _split_running(self) -> tuple[list[Sequence], list[Sequence]]:
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
-        for sequence in self._running.values():
-            is_decode = len(sequence.token_ids) - sequence.num_computed == 1
-            (decodes if is_decode else prefills).append(sequence)
+        for sequence in self._roster.running.values():
+            lag = sequence.num_due
+            is_decode = lag == 1 or sequence.num_computed >= sequence.prefill_end
+            if lag:
+                (decodes if is_decode else prefills).append(sequence)
         return decodes, prefills
+
+    def _continue_decodes(self, decodes: list[Sequence], draft: StepDraft) -> None:
+        """Place decodes: one token each, or several where a grammar forced them.
+
+        As ``max_num_seqs`` tokens fit the budget, each gets at least one.
+        """
+        num_behind = len(decodes)
+        for sequence in decodes:
+            num_behind -= 1
+            most = min(MAX_DECODE_TOKENS, draft.budget.left - num_behind)
+            self._continue(sequence, min(sequence.num_due, most), draft)
 
     def _continue(self, sequence: Sequence, num_tokens: int, draft: StepDraft) -> None:
         """Place a running sequence, preempting others, or in the end itself, for its blocks."""
-        if sequence.status is not SequenceStatus.RUNNING:  # preempted for one before it
-            return
-        while not self._cache.extend(sequence.sequence_id, sequence.num_computed + num_tokens):
-            victim = self._preemption.victim(self._running.values())
-            self._preempt(victim, draft)
-            if victim is sequence:
-                return
-        draft.place(sequence, num_tokens)
+        start = sequence.num_computed
+        while sequence.is_running and not self._cache.extend(
+            sequence.sequence_id, start + num_tokens, start
+        ):
+            self._preempt(self._preemption.victim(self._roster.running.values()), draft)
+        if sequence.is_running:  # else it was preempted, now or for one before it
+            draft.place(sequence, num_tokens)
 
     def _continue_prefills(self, prefills: list[Sequence], draft: StepDraft) -> None:
-        can_start = bool(self._waiting) and len(self._running) < self._config.max_num_seqs
+        waiting, places = self._roster.queue, self._config.max_num_seqs
+        can_start = bool(waiting) and self._roster.num_taken < places
         for index, sequence in enumerate(prefills, start=1):
             size = self._chunking.first(
-                sequence.num_uncomputed,
+                sequence.num_due,
                 draft.budget.left,
                 others_behind=can_start or index < len(prefills),
             )
             if size:
                 self._continue(sequence, size, draft)
 
-    def _top_up(self, prefills: list[Sequence], draft: StepDraft) -> None:
-        """Give prefills what nobody behind them used; never at the price of a preemption."""
-        for sequence in prefills:
+    def _top_up(self, running: Iterable[Sequence], draft: StepDraft) -> None:
+        """Give those that lag what nobody behind them used; never at the price of a preemption."""
+        for sequence in running:
             if not draft.budget.left:
                 return
-            if sequence.status is not SequenceStatus.RUNNING:
+            if not sequence.is_running:
                 continue
             placed = draft.counts.get(sequence.sequence_id, 0)
-            size = self._chunking.more(sequence.num_uncomputed, placed, draft.budget.left)
-            target = sequence.num_computed + placed + size
-            if size > 0 and self._cache.extend(sequence.sequence_id, target):
+            size = self._chunking.more(sequence.num_due, placed, draft.budget.left)
+            start = sequence.num_computed
+            if size > 0 and self._cache.extend(sequence.sequence_id, start + placed + size, start):
                 draft.place(sequence, size)
 
     def _start_waiting(self, prefills: list[Sequence], draft: StepDraft, now: float) -> None:
@@ -244,8 +301,9 @@ class Scheduler:
 
         Those that wait for a prefix are passed over; how many are looked at is bounded.
         """
-        for sequence in islice(self._waiting, 2 * self._config.max_num_seqs):
-            if not draft.budget.left or len(self._running) >= self._config.max_num_seqs:
+        places = self._config.max_num_seqs
+        for sequence in islice(self._roster.queue, 2 * places):
+            if not draft.budget.left or self._roster.num_taken + sequence.num_reserved >= places:
                 return
             if self._prefix_wait.is_held(sequence):
                 continue
@@ -254,90 +312,70 @@ class Scheduler:
                 sequence, hit.num_tokens, chain(prefills, draft.started)
             ):
                 continue
-            size = self._chunking.first(
-                sequence.num_tokens - hit.num_tokens, draft.budget.left, others_behind=False
-            )
-            if not size or not self._admit(sequence, hit):
+            lag = sequence.num_due - hit.num_tokens
+            size = self._chunking.first(lag, draft.budget.left, others_behind=False)
+            if (lag and not size) or not self._admit(sequence, hit):
                 return
             self._start(sequence, hit, now)
             draft.start(sequence, size)
 
     def _may_share(self, sequence: Sequence) -> bool:
-        """Whether it may read the cache: prompt logprobs need every position computed."""
-        return self._cache.config.enable_prefix_caching and not sequence.wants_prompt_logprobs
+        """Whether it may read the cache."""
+        return self._cache.config.enable_prefix_caching and sequence.may_read_cache
 
     def _look_up(self, sequence: Sequence) -> CacheHit:
         return self._cache.match(
             sequence.request.identity,
             sequence.token_ids,
-            read_cache=not sequence.wants_prompt_logprobs,
+            read_cache=sequence.may_read_cache,
         )
 
     def _admit(self, sequence: Sequence, hit: CacheHit) -> bool:
         """Take blocks for all tokens that it has, so that no prefill stops half way for room."""
-        need = self._cache.need(hit, sequence.num_tokens)
-        if self._admission.may_admit(need, len(self._running)) and self._cache.admit(
-            sequence.sequence_id, hit, sequence.num_tokens
+        num_slots = self._num_slots(sequence)
+        need = self._cache.need(hit, num_slots, sequence.num_reserved)
+        num_others = len(self._roster.running)
+        if sequence.holds_last:  # those of its search that run wait for it
+            num_others = self._roster.num_outside(self._roster.group(sequence))
+        if self._admission.may_admit(need, num_others) and self._cache.admit(
+            sequence.sequence_id, hit, num_slots, sequence.request.retention
         ):
             return True
-        if not self._running:
+        if not self._roster.running:
             raise InvariantError("a sequence does not fit an idle cache", story=sequence.tell())
         return False
 
+    def _num_slots(self, sequence: Sequence) -> int:
+        """Return the room to take at its start: at least for its tokens, at most the pool."""
+        asked = self._reservation.num_slots(sequence, self._config.max_model_len)
+        return max(sequence.num_tokens, min(asked, self._cache.num_slots))
+
     def _start(self, sequence: Sequence, hit: CacheHit, now: float) -> None:
-        self._waiting.remove(sequence)
         is_first = sequence.first_scheduled_time is None
-        sequence.move(SequenceStatus.RUNNING, f"step {self._step + 1}, {hit.num_tokens} cached")
-        sequence.num_computed = hit.num_tokens
+        self._roster.start(sequence, hit, f"step {self._step + 1}, {hit.num_tokens} cached")
         if is_first:
             sequence.first_scheduled_time = now
             sequence.num_cached_tokens = hit.num_tokens
+        else:
+            sequence.prefill_end = max(sequence.num_prompt_tokens, sequence.num_tokens - 1)
         if self._may_share(sequence):
             self._counters.count_lookup(sequence, hit.num_tokens, is_first=is_first)
-        self._running[sequence.sequence_id] = sequence
 
     def _preempt(self, victim: Sequence, draft: StepDraft) -> None:
-        if len(self._running) == 1:
-            raise InvariantError("a sequence alone ran out of blocks", story=victim.tell())
-        victim.move(SequenceStatus.PREEMPTED, f"step {self._step + 1}")
-        victim.num_computed = 0
-        victim.num_preemptions += 1
-        self._counters.preemptions_total += 1
-        draft.withdraw(victim)
-        self._drop(victim)
-        self._waiting.push(victim)
-
-    def _drop(self, sequence: Sequence) -> None:
-        """Take a running sequence's blocks and its row in the runner."""
-        self._cache.free(sequence.sequence_id)
-        del self._running[sequence.sequence_id]
-        self._released.append(sequence.sequence_id)
+        """Preempt a sequence, or all running beams of a search: one alone would hold them up."""
+        victims = [victim]
+        if victim.in_beam:
+            victims = [beam for beam in self._roster.group(victim).branches if beam.is_running]
+        if len(victims) == len(self._roster.running):
+            raise InvariantError("a request alone ran out of blocks", story=victim.tell())
+        for sequence in reversed(victims):
+            draft.withdraw(sequence)
+            self._roster.preempt(sequence, f"step {self._step + 1}")
+            self._counters.preemptions_total += 1
 
     def _make_plan(self, draft: StepDraft) -> SchedulerOutput:
         self._step += 1
-        scheduled = []
-        for sequence_id, num_tokens in draft.counts.items():
-            sequence = self._running[sequence_id]
-            start, end = sequence.num_computed, sequence.num_computed + num_tokens
-            first_block, block_ids = self._cache.take_changes(sequence_id)
-            samples = end == len(sequence.token_ids) and sequence.max_tokens > 0
-            scheduled.append(
-                ScheduledSequence(
-                    sequence_id,
-                    tuple(sequence.token_ids[start:end]),
-                    start,
-                    first_block,
-                    block_ids,
-                    samples,
-                )
-            )
-        plan = SchedulerOutput(
-            step=self._step,
-            new=draft.new_sequences(),
-            scheduled=tuple(scheduled),
-            released=tuple(self._released),
-        )
-        self._released.clear()
+        plan = draft.build(self._step, self._roster, self._cache)
         self._in_flight = plan if plan.scheduled else None
         if self._debug:
             check_plan(plan, self._config, self)
@@ -349,42 +387,8 @@ class Scheduler:
             raise InvariantError(f"plan {plan.step} is not the one under way")
         self._in_flight = None
 
-    def _advance(
-        self,
-        sequence: Sequence,
-        item: ScheduledSequence,
-        result: ModelRunnerOutput,
-        outcome: StepOutcome,
-        now: float,
-    ) -> None:
-        """Record that the planned tokens are computed, and what was sampled after them."""
-        outcome.count_computed(sequence, item)
-        sequence.num_computed += len(item.token_ids)
-        self._cache.commit(sequence.sequence_id, sequence.token_ids, sequence.num_computed)
-        if sequence.wants_prompt_logprobs:
-            entries = result.prompt_logprobs.get(item.sequence_id, ())
-            sequence.record_prompt_logprobs(item.start, entries)
-        reason = None
-        if item.samples:
-            reason = outcome.add_tokens(sequence, result)
-        elif sequence.num_computed == len(sequence.token_ids):
-            reason = outcome.add_scored_prompt(sequence)
-        if reason is not None:
-            stats = self._end(sequence, reason, now, sequence.num_output_tokens)
-            outcome.add_finished(stats)
-
-    def _fail(self, sequence: Sequence, error: str, outcome: StepOutcome, now: float) -> None:
-        outcome.add_error(sequence, error)
-        num_tokens = sequence.num_output_tokens
-        outcome.add_finished(self._end(sequence, FinishReason.ERROR, now, num_tokens))
-
-    def _end(
-        self, sequence: Sequence, reason: FinishReason, now: float, num_tokens: int
-    ) -> RequestStats:
-        if sequence.status is SequenceStatus.RUNNING:
-            self._drop(sequence)
-        else:
-            self._waiting.remove(sequence)
-        sequence.move(SequenceStatus.FINISHED, reason.value)
-        del self._live[sequence.request_id]
-        return sequence.final_stats(reason, now, num_tokens)
+    def _finish_step(self, updater: StepUpdater) -> StepUpdate:
+        update = updater.build()
+        if self._debug:
+            check_scheduler(self)
+        return update

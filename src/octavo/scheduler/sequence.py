@@ -6,6 +6,7 @@ from typing import Final, Protocol
 from octavo.core.errors import InvariantError
 from octavo.core.ids import RequestId, SequenceId, TokenId
 from octavo.core.request import FinishReason, Request, RequestStats, TokenLogprobs
+from octavo.core.sampling import SamplingParams
 from octavo.scheduler.lifecycle import SequenceStatus, check_transition
 
 STORY_LENGTH: Final = 32
@@ -36,6 +37,10 @@ class SequenceView(Protocol):
         """Tokens of the prompt."""
 
     @property
+    def max_tokens(self) -> int:
+        """Most tokens that it may generate."""
+
+    @property
     def num_preemptions(self) -> int:
         """Times it lost its blocks."""
 
@@ -58,6 +63,10 @@ class Sequence:
         "ending_token_ids",
         "first_scheduled_time",
         "first_token_time",
+        "holds_last",
+        "in_beam",
+        "index",
+        "is_known",
         "last_token_time",
         "leader",
         "leader_preemptions",
@@ -66,9 +75,12 @@ class Sequence:
         "num_computed",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_reserved",
+        "prefill_end",
         "priority",
         "prompt_logprobs",
         "request",
+        "sampling",
         "sequence_id",
         "status",
         "story",
@@ -83,9 +95,16 @@ class Sequence:
         request: Request,
         max_tokens: int,
         ending_token_ids: frozenset[TokenId],
+        *,
+        index: int = 0,
+        sampling: SamplingParams | None = None,
     ) -> None:
         self.sequence_id = sequence_id
         self.request = request
+        self.index = index
+        """Which of the request's completions; 0 for a beam."""
+        self.sampling = sampling or request.sampling
+        """What the request asks of this branch."""
         self.max_tokens = max_tokens
         """Resolved: never None."""
         self.ending_token_ids = ending_token_ids
@@ -93,6 +112,13 @@ class Sequence:
         self.priority = request.priority
         self.arrival_time = request.arrival_time
         self.status = SequenceStatus.WAITING
+        self.is_known = False
+        """Whether the runner has a row for it."""
+        self.in_beam = False
+        self.holds_last = False
+        """Whether it must not compute its last token before all beams of its search can."""
+        self.num_reserved = 0
+        """Places in the batch that it keeps free for branches of its request, while it runs."""
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_computed = 0
@@ -100,9 +126,11 @@ class Sequence:
         self.num_cached_tokens = 0
         """Of them, those found in the cache when it first ran."""
         self.num_preemptions = 0
+        self.prefill_end = self.num_prompt_tokens
+        """Tokens that are prefilled: the prompt, and after a preemption what it computes again."""
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         """One entry per prompt token scored so far; the first token has no score."""
-        self.wants_prompt_logprobs = request.sampling.prompt_logprobs is not None
+        self.wants_prompt_logprobs = self.sampling.prompt_logprobs is not None
         """Whether prompt logprobs were asked for and not delivered yet."""
         self.leader: Sequence | None = None
         """The running sequence whose prefix it waits for; None once it stops waiting."""
@@ -132,8 +160,26 @@ class Sequence:
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens whose KV is still to be computed; 1 for a decode."""
+        """Tokens whose KV is still to be computed: 1 for a decode, more if some were forced."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has blocks and a place in the batch."""
+        return self.status is SequenceStatus.RUNNING
+
+    @property
+    def num_due(self) -> int:
+        """Tokens that may be computed now."""
+        return len(self.token_ids) - self.num_computed - self.holds_last
+
+    def follow(self, parent: "Sequence") -> None:
+        """Take over the tokens and the progress of the branch that it is forked off."""
+        self.token_ids = list(parent.token_ids)
+        self.num_computed = parent.num_computed
+        self.num_cached_tokens = parent.num_cached_tokens
+        self.prefill_end = parent.prefill_end
+        self.first_scheduled_time = parent.first_scheduled_time
 
     def move(self, new: SequenceStatus, why: str) -> None:
         """Change status.
@@ -149,10 +195,16 @@ class Sequence:
         """Return what happened to it, for error messages."""
         lines = "\n".join(f"  {line}" for line in self.story)
         return (
-            f"request {self.request_id!r} (sequence {self.sequence_id}): {self.status.value}, "
+            f"request {self.request_id!r}, completion {self.index} (sequence {self.sequence_id}): "
+            f"{self.status.value}, "
             f"{self.num_computed} of {self.num_tokens} tokens computed, "
             f"{self.num_output_tokens} of {self.max_tokens} generated\n{lines}"
         )
+
+    @property
+    def may_read_cache(self) -> bool:
+        """Whether what is asked of its prompt does not need every position computed."""
+        return not self.wants_prompt_logprobs and self.sampling.pooling != "mean"
 
     def record_prompt_logprobs(self, start: int, entries: tuple[TokenLogprobs, ...]) -> None:
         """Keep the scores of prompt positions ``start + 1`` and following.
@@ -197,4 +249,5 @@ class Sequence:
             first_token_time=self.first_token_time,
             last_token_time=self.last_token_time,
             finish_time=now,
+            index=self.index,
         )

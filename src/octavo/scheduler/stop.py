@@ -23,7 +23,7 @@ def finish_reason(sequence: Sequence) -> FinishReason | None:
     num_output = sequence.num_output_tokens
     if (
         sequence.token_ids[-1] in sequence.ending_token_ids
-        and num_output > sequence.request.sampling.min_tokens
+        and num_output > sequence.sampling.min_tokens
     ):
         return FinishReason.STOP
     return FinishReason.LENGTH if num_output >= sequence.max_tokens else None

@@ -3,29 +3,26 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
-from typing import Any
+from itertools import chain
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import HTMLResponse
 
 from octavo import __version__
 from octavo.core.errors import RequestError
 from octavo.core.events import NullObserver, Observer
 from octavo.server.auth import KeyCheck
-from octavo.server.body import DEFAULT_MAX_BODY_BYTES
-from octavo.server.chat import chat_body, chat_events
-from octavo.server.completions import completion_body, completion_events
+from octavo.server.docs_page import docs_page
+from octavo.server.endpoints import ROUTES, add_endpoints
 from octavo.server.errors import on_http_error, on_request_error
 from octavo.server.gate import Gate
 from octavo.server.generation import Generator
-from octavo.server.handler import Endpoint, Handler
 from octavo.server.lifecycle import Admission, Lifecycle
-from octavo.server.openapi import describe, json_body
+from octavo.server.openapi import describe
 from octavo.server.operations import Operations
 from octavo.server.ports import Engine
-from octavo.server.protocol.chat import ChatRequest
-from octavo.server.protocol.completions import CompletionRequest
+from octavo.server.tools.styles import ToolStyle
 from octavo.server.translate import Translator
 
 
@@ -38,6 +35,7 @@ def build_app(
     observer: Observer | None = None,
     lifecycle: Lifecycle | None = None,
     max_num_inflight: int | None = None,
+    tool_style: ToolStyle | None = None,
 ) -> FastAPI:
     """Return the application that serves ``engine``, which it starts and shuts down.
 
@@ -49,6 +47,7 @@ def build_app(
         observer: told of refused requests.
         lifecycle: shared with whoever drains the server; its own if None.
         max_num_inflight: bound of sequences in the engine, running and waiting; None: no bound.
+        tool_style: how the model writes tool calls; None: as its chat template shows.
     """
     lifecycle = lifecycle or Lifecycle()
 
@@ -65,8 +64,8 @@ def build_app(
         version=__version__,
         lifespan=lifespan,
         redirect_slashes=False,
+        docs_url=None,  # FastAPI's page loads its scripts from elsewhere
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
     )
     app.add_middleware(
         Gate, keys=KeyCheck(api_key), lifecycle=lifecycle, observer=observer or NullObserver()
@@ -74,41 +73,13 @@ def build_app(
     app.add_exception_handler(RequestError, on_request_error)
     app.add_exception_handler(HTTPException, on_http_error)
     generator = Generator(engine, Admission(max_num_inflight))
-    _add_generation(app, engine, generator, lifecycle, served_model_names)
+    translator = Translator(engine.tokenizer, engine.info, served_model_names, tool_style)
+    add_endpoints(app, engine, generator, lifecycle, translator)
     _add_operations(app, Operations(engine, lifecycle, metrics, tuple(served_model_names)))
-    app.openapi = cache(lambda: describe(app, CompletionRequest, ChatRequest))  # type: ignore[method-assign]
+    app.openapi = cache(lambda: describe(app, chain.from_iterable(ROUTES.values())))  # type: ignore[method-assign]
+    page = cache(lambda: docs_page(app.openapi()))
+    app.add_api_route("/docs", lambda: HTMLResponse(page()), include_in_schema=False)
     return app
-
-
-def _add_generation(
-    app: FastAPI,
-    engine: Engine,
-    generator: Generator,
-    lifecycle: Lifecycle,
-    served_names: Sequence[str],
-) -> None:
-    translator = Translator(engine.tokenizer, engine.info, served_names)
-    shared: dict[str, Any] = {
-        "generator": generator,
-        "tokenizer": engine.tokenizer,
-        "lifecycle": lifecycle,
-        "system_fingerprint": f"octavo-{__version__}-{engine.info.backend}-{engine.info.dtype}",
-        "max_body_bytes": DEFAULT_MAX_BODY_BYTES,
-    }
-    completions = Handler(
-        Endpoint("cmpl-", translator.completion, completion_body, completion_events), **shared
-    )
-    chat = Handler(Endpoint("chatcmpl-", translator.chat, chat_body, chat_events), **shared)
-
-    @app.post("/v1/completions", openapi_extra=json_body(CompletionRequest))
-    async def create_completion(request: Request) -> Response:
-        """Complete one or several prompts."""
-        return await completions(request)
-
-    @app.post("/v1/chat/completions", openapi_extra=json_body(ChatRequest))
-    async def create_chat_completion(request: Request) -> Response:
-        """Answer a conversation."""
-        return await chat(request)
 
 
 def _add_operations(app: FastAPI, operations: Operations) -> None:

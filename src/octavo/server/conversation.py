@@ -26,11 +26,23 @@ OWN_FIELDS: Final = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
 @dataclass(frozen=True, slots=True)
+class ChatNames:
+    """What the API that a conversation came through calls its fields, for refusals."""
+
+    messages: str = "messages"
+    max_tokens: str = "max_completion_tokens"
+    reasoning: str = "reasoning_effort"
+
+
+@dataclass(frozen=True, slots=True)
 class RenderedChat:
     """A conversation as the model reads it, and how to read what it answers."""
 
     text: str
     output: OutputFormat
+    tools: Sequence[ChatTool]
+    """What the model may call; one alone, if it must be that one."""
+    must_call: bool
 
 
 class Conversations:
@@ -49,17 +61,7 @@ class Conversations:
         self._style = style or (style_of(text) if self._knows_tools else HERMES)
         self._reasons = uses_reasoning(text)
 
-    @property
-    def style(self) -> ToolStyle:
-        """How the model writes tool calls."""
-        return self._style
-
-    @property
-    def reasons(self) -> bool:
-        """Whether the model sets its reasoning apart."""
-        return self._reasons
-
-    def render(self, request: ChatRequest) -> RenderedChat:
+    def render(self, request: ChatRequest, names: ChatNames) -> RenderedChat:
         """Render a request.
 
         Raises:
@@ -68,7 +70,7 @@ class Conversations:
         """
         if self._template is None:
             raise InvalidRequestError(
-                "This model has no chat template: use /v1/completions.", param="messages"
+                "This model has no chat template: use /v1/completions.", param=names.messages
             )
         tools = offered_tools(request)
         opens_turn = _opens_turn(request)
@@ -80,17 +82,35 @@ class Conversations:
             messages,
             add_generation_prompt=opens_turn,
             tools=schemas,
-            **request.chat_template_kwargs,
+            **self._variables(request, names),
         )
         if request.continue_final_message:
             text = _up_to(request.messages[-1], text)
-        return RenderedChat(text, self._output(request, tools, text))
+        choice = request.tool_choice
+        if isinstance(choice, NamedTool):
+            tools = [tool for tool in tools if tool.function.name == choice.function.name]
+        must_call = choice == "required" or isinstance(choice, NamedTool)
+        return RenderedChat(text, self._output(request, tools, text), tools, must_call)
+
+    def _variables(self, request: ChatRequest, names: ChatNames) -> dict[str, Any]:
+        """Return the template's variables: the client's own win."""
+        effort = request.reasoning_effort
+        if effort is None or (effort == "none" and not self._reasons):
+            return request.chat_template_kwargs
+        if not self._reasons:
+            raise InvalidRequestError(
+                f"{names.reasoning} is not supported: this model does not reason between marks.",
+                param=names.reasoning,
+            )
+        asked = {"enable_thinking": effort != "none", "reasoning_effort": effort}
+        return asked | request.chat_template_kwargs
 
     def _output(self, request: ChatRequest, tools: Sequence[ChatTool], text: str) -> OutputFormat:
         return OutputFormat(
             calls=self._style if tools else None,
             tool_names=frozenset(tool.function.name for tool in tools),
-            single_call=not request.parallel_tool_calls,
+            single_call=not request.parallel_tool_calls
+            or isinstance(request.tool_choice, NamedTool),
             reasoning=self._reasons,
             in_reasoning=self._reasons and text.rstrip().endswith(OPEN),
         )

@@ -1,4 +1,4 @@
-"""From exceptions to OpenAI's error bodies: the one place that decides what a client is told."""
+"""From exceptions to error bodies: the one place that decides what a client is told."""
 
 import logging
 from collections.abc import Mapping
@@ -21,6 +21,15 @@ _HEADERS: Final[Mapping[int, Mapping[str, str]]] = {
     401: {"WWW-Authenticate": "Bearer"},
     429: {"Retry-After": "1"},
     503: {"Retry-After": "1"},
+}
+ANTHROPIC_PATHS: Final = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
+"""Whose clients expect Anthropic's error bodies."""
+_ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
 }
 UNEXPECTED: Final = "The server failed to answer this request because of a fault of its own."
 
@@ -50,15 +59,27 @@ def body_of(error: Exception) -> dict[str, Any]:
     return error_body(UNEXPECTED, type="server_error", code="internal_error")
 
 
+def anthropic_body_of(error: Exception) -> dict[str, Any]:
+    """Return the body that Anthropic's clients expect for any exception."""
+    message = error.message if isinstance(error, RequestError) else UNEXPECTED
+    return _anthropic_body(message, status_of(error))
+
+
+def _anthropic_body(message: str, status: int) -> dict[str, Any]:
+    kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": _cut(message, MAX_MESSAGE_CHARS)}}
+
+
 def status_of(error: Exception) -> int:
     """Return the HTTP status for any exception."""
     return error.status if isinstance(error, RequestError) else 500
 
 
-def error_response(error: Exception) -> Response:
-    """Return the answer for any exception."""
+def error_response(error: Exception, path: str) -> Response:
+    """Return the answer for any exception, as clients of ``path`` expect it."""
     status = status_of(error)
-    return json_response(body_of(error), status, _HEADERS.get(status))
+    body = anthropic_body_of(error) if path in ANTHROPIC_PATHS else body_of(error)
+    return json_response(body, status, _HEADERS.get(status))
 
 
 def json_response(
@@ -75,7 +96,7 @@ def json_response(
 
 async def on_request_error(request: Request, error: Exception) -> Response:
     """Answer a request that cannot be served."""
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
@@ -86,7 +107,10 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         405: (f"{request.url.path} does not take {request.method}.", "method_not_allowed"),
     }
     message, code = messages.get(error.status_code, (str(error.detail), None))
-    body = error_body(message, type="invalid_request_error", code=code)
+    if request.url.path in ANTHROPIC_PATHS:
+        body = _anthropic_body(message, error.status_code)
+    else:
+        body = error_body(message, type="invalid_request_error", code=code)
     return json_response(body, error.status_code, error.headers)
 
 

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.core.errors import RequestError
 from octavo.core.events import Observer, RequestRejected
 from octavo.server.auth import OPEN_PATHS, KeyCheck
-from octavo.server.errors import ClientGoneError, error_response
+from octavo.server.errors import ANTHROPIC_PATHS, ClientGoneError, error_response
 from octavo.server.lifecycle import Lifecycle
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Gate:
             if scope["path"] in OPEN_PATHS:
                 await self._app(scope, receive, send)
                 return
-            self._keys.check(_header(scope, b"authorization"))
+            self._check_key(scope)
             with self._lifecycle.request():
                 await self._app(scope, receive, send)
         except ClientGoneError:
@@ -70,7 +70,15 @@ class Gate:
                 logger.exception("Answering %s %s failed.", scope["method"], scope["path"])
             if send.started:
                 raise
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
+
+    def _check_key(self, scope: Scope) -> None:
+        """Take the key from where the path's clients put it."""
+        given = _header(scope, b"authorization")
+        if given is None and scope["path"] in ANTHROPIC_PATHS:
+            key = _header(scope, b"x-api-key")
+            given = None if key is None else b"Bearer " + key
+        self._keys.check(given)
 
 
 class _Sender:

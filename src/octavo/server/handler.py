@@ -32,7 +32,8 @@ class Endpoint(Generic[Body]):
     id_prefix: str
     translate: Callable[[bytes], Job[Body]]
     body: Callable[[Job[Body], Envelope, Tokenizer, Collected], dict[str, Any]]
-    writer: Callable[[Job[Body], Envelope, Tokenizer], EventWriter]
+    writer: Callable[[Job[Body], Envelope, Tokenizer], EventWriter] | None = None
+    """None: its jobs never stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Handler(Generic[Body]):
             )
             deltas = await peek(self.generator.run(job, envelope.id))
             accept(scope)
-            if not job.stream:
+            if self.endpoint.writer is None or not job.stream:
                 answer = await _collect(deltas, job)
                 return json_response(self.endpoint.body(job, envelope, self.tokenizer, answer))
         writer = self.endpoint.writer(job, envelope, self.tokenizer)

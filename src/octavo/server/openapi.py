@@ -1,5 +1,6 @@
 """The server's own OpenAPI document: request bodies come from the models that check them."""
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -10,13 +11,14 @@ from pydantic.json_schema import models_json_schema
 REFERENCE: Final = "#/components/schemas/{model}"
 
 
-def json_body(model: type[BaseModel]) -> dict[str, Any]:
-    """Return what a route says about its body."""
-    schema = {"$ref": REFERENCE.format(model=model.__name__)}
+def json_body(*models: type[BaseModel]) -> dict[str, Any]:
+    """Return what a route says about its body, which is one of ``models``."""
+    references = [{"$ref": REFERENCE.format(model=model.__name__)} for model in models]
+    schema = references[0] if len(references) == 1 else {"oneOf": references}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def describe(app: FastAPI, *models: type[BaseModel]) -> dict[str, Any]:
+def describe(app: FastAPI, models: Iterable[type[BaseModel]]) -> dict[str, Any]:
     """Return the document of an application whose bodies are ``models``."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     _, schemas = models_json_schema(

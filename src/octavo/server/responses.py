@@ -84,11 +84,14 @@ class Collected:
         per_prompt = num_choices // num_prompts
         self.choices = [CollectedChoice(index // per_prompt) for index in range(num_choices)]
         self.prompt_logprobs: dict[int, tuple[TokenLogprobs | None, ...]] = {}
+        self.embeddings: dict[int, tuple[float, ...]] = {}
         self._meter = UsageMeter()
 
     def add(self, item: ChoiceDelta) -> None:
         """Take in a delta."""
         self._meter.add(item)
+        if item.delta.embedding is not None:
+            self.embeddings[item.prompt] = item.delta.embedding
         choice, delta = self.choices[item.choice], item.delta
         choice.texts.append(delta.text)
         choice.token_ids += delta.token_ids

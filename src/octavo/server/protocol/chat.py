@@ -134,7 +134,6 @@ class ChatRequest(GenerationRequest):
         "web_search_options": Unsupported(NO_MEANING),
         "moderation": Unsupported(NO_MEANING),
         "verbosity": Unsupported(NO_MEANING, neutral=("medium",)),
-        "reasoning_effort": Unsupported(LATER, neutral=("none",)),
         "store": Unsupported("no completion is kept", neutral=(False,)),
         "prompt_cache_retention": Unsupported(LATER),
         "prompt_cache_options": Unsupported(LATER),
@@ -159,6 +158,8 @@ class ChatRequest(GenerationRequest):
     """Whether it may (auto, the default), must (required, or a named one) or must not (none)."""
     parallel_tool_calls: bool = True
     """Whether it may call several at once; false ends the answer with the first call."""
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """none switches reasoning off, where the chat template can; the rest leave it on."""
     add_generation_prompt: bool | None = None
     """Whether the template opens the assistant's turn; true unless a message is continued."""
     continue_final_message: bool = False

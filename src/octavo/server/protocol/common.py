@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BeforeValidator, Field
 
+from octavo.server.protocol.structured import ResponseFormat, StructuredOutputs
 from octavo.server.protocol.validation import StrictModel, Unsupported, wrong
 
 MAX_PROMPT_LOGPROBS: Final = 20
@@ -18,20 +19,26 @@ UNSUPPORTED: Final[Mapping[str, Unsupported]] = {
     "length_penalty": Unsupported(LATER, neutral=(1.0, 1)),
     "allowed_token_ids": Unsupported(LATER),
     "bad_words": Unsupported(LATER),
-    "structured_outputs": Unsupported(LATER),
     "spaces_between_special_tokens": Unsupported(LATER, neutral=(True,)),
     "return_tokens_as_token_ids": Unsupported("use return_token_ids", neutral=(False,)),
     "stream_interval": Unsupported(LATER, neutral=(1,)),
-    "response_format": Unsupported(
-        "only {'type': 'text'} is; constrained output is not there yet",
-        neutral=({"type": "text"},),
-    ),
     "service_tier": Unsupported("there is one tier", neutral=("auto", "default")),
     "request_id": Unsupported("use the X-Request-Id header"),
 }
 
 
-def _read_truncation(value: Any) -> Any:
+DIFFERENCES: Final[Mapping[str, str]] = {
+    "user": "accepted; it changes nothing",
+    "safety_identifier": "accepted; it changes nothing",
+    "metadata": "accepted; it changes nothing, as no completion is stored",
+    "prompt_cache_key": "accepted; it changes nothing, as equal prefixes are cached without it",
+    "presence_penalty": "counts output tokens only",
+    "frequency_penalty": "counts output tokens only",
+}
+
+
+def read_truncation(value: Any) -> Any:
+    """Check a ``truncate_prompt_tokens``."""
     if type(value) is int and value != -1 and value < 1:
         raise wrong("must be a number of tokens of at least 1, or -1 for all that fit")
     return value
@@ -56,12 +63,11 @@ class StreamOptions(StrictModel):
 class GenerationRequest(StrictModel):
     """Fields that completions and chat share.
 
-    Ranges are those of ``SamplingParams``, which refuses what is outside them. ``user``,
-    ``safety_identifier``, ``metadata`` and ``prompt_cache_key`` are accepted and change nothing:
-    they inform OpenAI's own service (equal prefixes are cached here without a key).
+    Ranges are those of ``SamplingParams``, which refuses what is outside them.
     """
 
     unsupported: ClassVar[Mapping[str, Unsupported]] = UNSUPPORTED
+    differences: ClassVar[Mapping[str, str]] = DIFFERENCES
 
     model: str | None = None
     """One of the served names; the first of them if left out."""
@@ -72,9 +78,9 @@ class GenerationRequest(StrictModel):
     top_p: float = 1.0
     """Keep the likeliest tokens whose probabilities sum to this."""
     presence_penalty: float = 0.0
-    """-2 to 2; counts output tokens only."""
+    """-2 to 2."""
     frequency_penalty: float = 0.0
-    """-2 to 2; counts output tokens only."""
+    """-2 to 2."""
     logit_bias: dict[str, float] = Field(default_factory=dict)
     """Token id (as a string) to a bias of -100 to 100."""
     seed: int | None = None
@@ -87,6 +93,8 @@ class GenerationRequest(StrictModel):
     """Send tokens as server-sent events as they come."""
     stream_options: StreamOptions | None = None
     """Only with ``stream``."""
+    response_format: ResponseFormat | None = None
+    """The shape of the output: text, any JSON object, JSON of a schema, or tags in text."""
     user: str | None = None
     safety_identifier: str | None = None
     metadata: dict[str, str] = Field(default_factory=dict)
@@ -110,13 +118,15 @@ class GenerationRequest(StrictModel):
     """Whether control tokens leave no text."""
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_PROMPT_LOGPROBS)
     """Report each prompt token's logprob and so many of the likeliest; not with ``stream``."""
-    truncate_prompt_tokens: Annotated[int | None, BeforeValidator(_read_truncation)] = None
+    truncate_prompt_tokens: Annotated[int | None, BeforeValidator(read_truncation)] = None
     """Keep only so many of the prompt's last tokens; -1 keeps what the context holds beside
     ``max_tokens``."""
     return_token_ids: bool = False
     """Report the token ids of prompt and output."""
     priority: int = 0
     """Lower runs first; only 0 unless the scheduling policy is ``priority``."""
+    structured_outputs: StructuredOutputs | None = None
+    """The shape of the output: a schema, a regex, a choice, a grammar, or tags in text."""
     cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
     """Only requests with the same salt share cached prefixes."""
 

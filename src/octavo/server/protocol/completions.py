@@ -19,7 +19,7 @@ def _new_document() -> list[Prompt]:
     return [""]
 
 
-def _read_prompts(value: Any) -> list[Prompt]:
+def read_prompts(value: Any) -> list[Prompt]:
     """Return the prompts of any of the four shapes that the specification allows."""
     if isinstance(value, str):
         return [value]
@@ -58,7 +58,7 @@ class CompletionRequest(GenerationRequest):
     prompt: Annotated[
         list[Prompt],
         PlainValidator(
-            _read_prompts,
+            read_prompts,
             json_schema_input_type=str | list[str] | list[int] | list[list[int]],
         ),
     ] = Field(default_factory=_new_document)

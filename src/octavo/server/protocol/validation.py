@@ -46,8 +46,17 @@ class Unsupported:
 class StrictModel(BaseModel):
     """A body or a part of one: no coercion, no unknown field, null means the default."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
     unsupported: ClassVar[Mapping[str, Unsupported]] = {}
+    """Known fields that are refused by name."""
+    differences: ClassVar[Mapping[str, str]] = {}
+    """Fields that are accepted and do not do all that the API says, and how so."""
 
     @model_validator(mode="before")
     @classmethod

@@ -21,6 +21,12 @@ class ToolStyle:
     """What may stand after a call."""
     arguments_key: str
     """Key of the arguments beside ``name``."""
+    begin: str = ""
+    """What a constrained answer writes before the object of its first call, after the mark."""
+    end: str = ""
+    """What it writes after the object of its last call."""
+    between: str = ""
+    """What it writes between two objects; empty where there is but one call."""
     bare: bool = False
     """Whether an answer that begins with a JSON object is a call without its mark."""
     named: bool = False
@@ -39,12 +45,29 @@ class ToolStyle:
 
 _ALPHANUMERIC: Final = string.ascii_letters + string.digits
 
-HERMES: Final = ToolStyle("hermes", "<tool_call>", ("</tool_call>",), "arguments")
+HERMES: Final = ToolStyle(
+    "hermes",
+    "<tool_call>",
+    ("</tool_call>",),
+    "arguments",
+    begin="\n",
+    end="\n</tool_call>",
+    between="\n</tool_call>\n<tool_call>\n",
+)
 """Hermes, Qwen 2.5 and 3, and whatever the server teaches it: ``<tool_call>{...}</tool_call>``."""
 LLAMA3: Final = ToolStyle("llama3", "<|python_tag|>", (), "parameters", bare=True, separators=";,")
 """Llama 3.1 and later: a JSON object with ``name`` and ``parameters``, perhaps after a mark."""
 MISTRAL: Final = ToolStyle(
-    "mistral", "[TOOL_CALLS]", ("]",), "arguments", named=True, separators=",", id_chars=9
+    "mistral",
+    "[TOOL_CALLS]",
+    ("]",),
+    "arguments",
+    begin=" [",
+    end="]",
+    between=", ",
+    named=True,
+    separators=",",
+    id_chars=9,
 )
 """Mistral: a mark and an array of objects, or (newer) a mark, a name and its arguments."""
 

@@ -1,0 +1,1 @@
+"""Which cached block is forgotten first: policies, hints, and what keeps them in step."""

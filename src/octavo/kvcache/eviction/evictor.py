@@ -1,0 +1,174 @@
+"""Chooses and forgets: candidates by priority, each offered to the policy in force."""
+
+from collections.abc import Mapping
+
+from octavo.core.errors import InvariantError
+from octavo.core.ids import BlockId, SequenceId
+from octavo.core.request import DEFAULT_RETENTION_PRIORITY, Retention
+from octavo.kvcache.block_pool import BlockPool
+from octavo.kvcache.eviction.counters import EvictionCounters, EvictionStats
+from octavo.kvcache.eviction.expectation import Expectations
+from octavo.kvcache.eviction.policy import CachedBlock, EvictionPolicy, PrefixUse
+from octavo.kvcache.eviction.ranked import LeastRecentlyUsed, Rank, RankedPolicy
+from octavo.kvcache.eviction.retention import BlockRetention
+from octavo.kvcache.prefix_index import PrefixIndex
+
+_EXPECTED = 101
+"""The level of blocks that waiting requests will hit: above every priority."""
+
+
+class _LatestWaitFirst(RankedPolicy):
+    """Forget what the last one to wait would hit, then what the one before it would."""
+
+    def __init__(self, expectations: Expectations) -> None:
+        super().__init__()
+        self._expectations = expectations
+
+    def rank(self, block: CachedBlock) -> Rank:
+        """Return the youngest sequence first; ids grow with arrival."""
+        return (-self._expectations.since(block.block_id),)
+
+
+class Evictor:
+    """Keeps the evictable blocks in levels, and forgets from the lowest level first.
+
+    Levels are the priorities that requests asked for. The default level is ordered by the policy,
+    the others by recency, as in TensorRT-LLM. What a waiting request will hit goes last of all.
+    """
+
+    def __init__(
+        self, pool: BlockPool, tree: PrefixIndex, name: str, policy: EvictionPolicy
+    ) -> None:
+        self._pool = pool
+        self._tree = tree
+        self._retention = BlockRetention()
+        self._expectations = Expectations()
+        waited_for = _LatestWaitFirst(self._expectations)
+        self._levels: dict[int, EvictionPolicy] = {_EXPECTED: waited_for}
+        self._sizes: dict[int, int] = {}
+        self._places: dict[BlockId, int] = {}
+        self._counters: dict[str, EvictionCounters] = {}
+        self.evictions_total = 0
+        self.policy_name = name
+        self._install(name, policy)
+
+    @property
+    def policy(self) -> EvictionPolicy:
+        """The policy in force."""
+        return self._levels[DEFAULT_RETENTION_PRIORITY]
+
+    def candidates(self) -> Mapping[BlockId, int]:
+        """Return the level of each evictable block, to be read only."""
+        return self._places
+
+    def switch(self, name: str, policy: EvictionPolicy) -> None:
+        """Put another policy in force; it is told of every candidate, the oldest first."""
+        moved = [
+            block for block, level in self._places.items() if level == DEFAULT_RETENTION_PRIORITY
+        ]
+        for block_id in moved:
+            self._remove(block_id)
+        self._install(name, policy)
+        for block_id in sorted(moved, key=lambda block_id: self._pool.block(block_id).last_use):
+            self._add(block_id)
+
+    def stats(self) -> dict[str, EvictionStats]:
+        """Return the totals of every policy that was ever in force, by name."""
+        return {name: counters.stats() for name, counters in self._counters.items()}
+
+    def record(self, use: PrefixUse, wish: Retention, now: float) -> None:
+        """Take note of a sequence that is about to release its blocks."""
+        num_old = use.num_hits
+        while (
+            num_old < len(use.block_ids) and self._pool.block(use.block_ids[num_old]).num_uses > 1
+        ):
+            num_old += 1  # another sequence computed it at the same time
+        self._retention.note(use.block_ids, num_old, wish, now)
+        self.policy.record(use)
+
+    def released(self, block_id: BlockId) -> None:
+        """Take in a block that a table let go, if it can be evicted now."""
+        if self._pool.is_cached(block_id) and self._tree.is_leaf(block_id):
+            self._add(block_id)
+
+    def taken(self, block_id: BlockId) -> None:
+        """Drop a cached block that a sequence is about to take, and count the hit."""
+        self._counter.count_hit(self._pool.age(block_id))
+        if block_id in self._places:
+            self._remove(block_id)
+
+    def expect(self, sequence_id: SequenceId, block_id: BlockId) -> None:
+        """Spare a block, and those before it, for a waiting sequence, and no other for it."""
+        self.settle(sequence_id)
+        self._expectations.expect(sequence_id, block_id)
+        self._replace(block_id)
+
+    def settle(self, sequence_id: SequenceId) -> None:
+        """Spare nothing any more for a sequence that no longer waits."""
+        block_id = self._expectations.settle(sequence_id)
+        if block_id is not None:
+            self._replace(block_id)
+
+    def advance(self, now: float) -> None:
+        """Let priorities run out."""
+        for block_id in self._retention.expire(now):
+            self._replace(block_id)
+
+    def evict(self) -> None:
+        """Forget one block.
+
+        Raises:
+            InvariantError: nothing can be evicted.
+        """
+        level = min((level for level, size in self._sizes.items() if size), default=None)
+        if level is None:
+            raise InvariantError("a block was needed, but none is free and none can be evicted")
+        block_id = self._levels[level].victim()
+        num_uses = self._pool.block(block_id).num_uses
+        self._counter.count_eviction(num_uses=num_uses, expected=level == _EXPECTED)
+        self.evictions_total += 1
+        self._forget(block_id)
+
+    def forget_all(self) -> None:
+        """Forget every cached block; counts as no eviction."""
+        while self._places:
+            self._forget(next(iter(self._places)))
+
+    def _install(self, name: str, policy: EvictionPolicy) -> None:
+        policy.attach(self._pool.num_total)
+        self._levels[DEFAULT_RETENTION_PRIORITY] = policy
+        self._counter = self._counters.setdefault(name, EvictionCounters())
+        self.policy_name = name
+
+    def _forget(self, block_id: BlockId) -> None:
+        self._remove(block_id)
+        parent = self._tree.remove(block_id)
+        self._pool.forget(block_id)
+        self._retention.forget(block_id)
+        self._expectations.move(block_id, parent)
+        if parent is not None:
+            self.released(parent)
+
+    def _replace(self, block_id: BlockId) -> None:
+        """Move a candidate to the level where it belongs now."""
+        if block_id in self._places:
+            self._remove(block_id)
+            self._add(block_id)
+
+    def _add(self, block_id: BlockId) -> None:
+        block = self._pool.block(block_id)
+        expected = block_id in self._expectations
+        level = _EXPECTED if expected else self._retention.priority(block_id)
+        policy = self._levels.get(level)
+        if policy is None:
+            policy = self._levels[level] = LeastRecentlyUsed()
+        self._places[block_id] = level
+        self._sizes[level] = self._sizes.get(level, 0) + 1
+        depth = self._tree.depth(block_id)
+        key = self._tree.key(block_id)
+        policy.add(CachedBlock(block_id, key, depth, block.num_uses, block.last_use))
+
+    def _remove(self, block_id: BlockId) -> None:
+        level = self._places.pop(block_id)
+        self._sizes[level] -= 1
+        self._levels[level].remove(block_id)

@@ -1,0 +1,1 @@
+"""Workloads: traces of what was asked, recorded or made."""

@@ -1,0 +1,28 @@
+"""Settings of the engine that the machine or the model contradicts."""
+
+from pathlib import Path
+
+import pytest
+
+from octavo.core.errors import SettingError
+from octavo.core.events import NullObserver
+from octavo.engine.factory import EngineSettings, build_engine
+from support_loading import write_hf_folder
+
+
+@pytest.mark.parametrize("asked", [10**24, 1 << 50, 1 << 46])
+def test_more_kv_memory_than_the_machine_has_is_refused(tmp_path: Path, asked: int) -> None:
+    """Turns red when such a setting ends in a traceback, or in a kill once the KV is written."""
+    folder = write_hf_folder(tmp_path / "tiny", "llama")
+    settings = EngineSettings(model=folder, served_model_name="tiny", kv_cache_memory_bytes=asked)
+    with pytest.raises(SettingError, match="--kv-cache-memory-bytes must not exceed"):
+        build_engine(settings, NullObserver())
+
+
+@pytest.mark.parametrize("block_size", [10**9, 10**15])
+def test_a_block_larger_than_the_memory_for_kv_is_refused(tmp_path: Path, block_size: int) -> None:
+    """Turns red when one giant block is allocated although no memory was asked for."""
+    folder = write_hf_folder(tmp_path / "tiny", "llama")
+    settings = EngineSettings(model=folder, served_model_name="tiny", block_size=block_size)
+    with pytest.raises(SettingError, match="--block-size"):
+        build_engine(settings, NullObserver())

@@ -1,0 +1,108 @@
+"""The pool that compiles: sharing, limits, and clients that leave."""
+
+import asyncio
+import threading
+
+import pytest
+
+from octavo.core.errors import InvalidRequestError, OverloadedError
+from octavo.core.structured import StructuredOutput
+from octavo.engine.grammars import GrammarPool
+from octavo.runner.grammar import CompiledGrammar
+
+SO = StructuredOutput
+
+
+class SlowCompiler:
+    """Compiles when it is let to; has no memory of its own."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.compiled: list[str] = []
+
+    def find(self, spec: StructuredOutput) -> CompiledGrammar | None:
+        return None
+
+    def compile(self, spec: StructuredOutput) -> CompiledGrammar:
+        assert self.go.wait(30)
+        self.compiled.append(spec.text)
+        if spec.text == "bad":
+            raise InvalidRequestError("It is bad.", param=spec.param)
+        return CompiledGrammar(spec)  # type: ignore[arg-type]
+
+    def warm_up(self) -> None:
+        pass
+
+
+@pytest.fixture
+def compiler() -> SlowCompiler:
+    """A compiler that waits."""
+    return SlowCompiler()
+
+
+def pool_of(compiler: SlowCompiler, **settings: float) -> GrammarPool:
+    return GrammarPool(compiler, **{"num_threads": 1, **settings})  # type: ignore[arg-type]
+
+
+async def test_equal_requests_share_one_compilation(compiler: SlowCompiler) -> None:
+    """Turns red when a burst of requests for one schema compiles it many times."""
+    pool = pool_of(compiler)
+    tasks = [asyncio.ensure_future(pool.compile(SO.regex("a"))) for _ in range(9)]
+    await asyncio.sleep(0)
+    compiler.go.set()
+    grammars = await asyncio.gather(*tasks)
+    assert compiler.compiled == ["a"]
+    assert all(grammar is grammars[0] for grammar in grammars)
+    pool.shutdown()
+
+
+async def test_a_refusal_reaches_all_who_wait(compiler: SlowCompiler) -> None:
+    """Turns red when a refused schema hangs those who asked for it too, or is remembered."""
+    pool = pool_of(compiler)
+    compiler.go.set()
+    for _ in range(2):
+        results = await asyncio.gather(
+            *(pool.compile(SO.regex("bad")) for _ in range(2)), return_exceptions=True
+        )
+        assert [type(result) for result in results] == [InvalidRequestError] * 2
+    assert isinstance(await pool.compile(SO.regex("good")), CompiledGrammar)
+    pool.shutdown()
+
+
+async def test_what_takes_too_long_is_refused(compiler: SlowCompiler) -> None:
+    """Turns red when a client waits without end for a compilation; who waited behind it is told
+    that the server is busy, as its own grammar is not to blame."""
+    pool = pool_of(compiler, time_limit_s=0.01)
+    first, second = await asyncio.gather(
+        pool.compile(SO.regex("slow")), pool.compile(SO.regex("behind")), return_exceptions=True
+    )
+    assert isinstance(first, InvalidRequestError)
+    assert first.param == "structured_outputs"
+    assert isinstance(second, OverloadedError)
+    compiler.go.set()
+    pool.shutdown()
+
+
+async def test_the_queue_is_bounded(compiler: SlowCompiler) -> None:
+    """Turns red when grammars to compile pile up without limit."""
+    pool = pool_of(compiler, max_pending=2)
+    tasks = [asyncio.ensure_future(pool.compile(SO.regex(text))) for text in "ab"]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError):
+        await pool.compile(SO.regex("c"))
+    compiler.go.set()
+    await asyncio.gather(*tasks)
+    assert isinstance(await pool.compile(SO.regex("c")), CompiledGrammar)
+    pool.shutdown()
+
+
+async def test_a_client_that_leaves_spoils_nothing(compiler: SlowCompiler) -> None:
+    """Turns red when a cancelled request cancels the compilation that others wait for."""
+    pool = pool_of(compiler)
+    gone, stays = (asyncio.ensure_future(pool.compile(SO.regex("a"))) for _ in range(2))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    compiler.go.set()
+    assert isinstance(await stays, CompiledGrammar)
+    pool.shutdown()
