@@ -204,7 +204,8 @@ void bind_program(nb::module_& m) {
         p.append(op_of(Op::Kind::kTakeRows, in, out));
       }, "x"_a, "out"_a)
       .def("run", run, "token_ids"_a, "positions"_a, "query_starts"_a, "kv_lens"_a,
-           "block_tables"_a, "slots"_a, "logits_rows"_a, nb::keep_alive<0, 1>());
+           "block_tables"_a, "slots"_a, "logits_rows"_a,
+           nb::rv_policy::reference_internal);  // a view: automatic would copy
 }
 
 void bind_backend(nb::module_& m) {

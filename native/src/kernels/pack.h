@@ -178,42 +178,52 @@ OCTAVO_INLINE float get_half(const uint8_t* from) {
   return half_to_float(half);
 }
 
-static float unpack_quantised(const PackedWeight& weight, const uint8_t* panel, int column,
-                              int64_t k) {
-  const uint8_t* group = panel + k / kGroup * group_bytes(weight.format);
-  const int i = static_cast<int>(k % kGroup);
+// The values of group `g` of a column.
+static void unpack_group(const PackedWeight& weight, const uint8_t* panel, int column, int64_t g,
+                         float* values) {
+  const uint8_t* group = panel + g * group_bytes(weight.format);
   if (weight.format == Format::kI8Channel || weight.format == Format::kI8Group) {
-    const uint8_t byte = group[(i / 4 * kPanel + column) * 4 + i % 4];
-    const int value = static_cast<int8_t>(byte - kWeightOffset);
-    if (weight.format == Format::kI8Group)
-      return value * get_half(group + kGroup * kPanel + 2 * column);
     float scale;
-    __builtin_memcpy(&scale, panel + weight.groups * group_bytes(weight.format) + 4 * column, 4);
-    return value * scale;
+    if (weight.format == Format::kI8Group)
+      scale = get_half(group + kGroup * kPanel + 2 * column);
+    else
+      __builtin_memcpy(&scale, panel + weight.groups * group_bytes(weight.format) + 4 * column, 4);
+    for (int i = 0; i < kGroup; ++i) {
+      const uint8_t byte = group[(i / 4 * kPanel + column) * 4 + i % 4];
+      values[i] = scale * static_cast<int8_t>(byte - kWeightOffset);
+    }
+    return;
   }
-  const uint8_t byte = group[(i / 8 * kPanel + column) * 4 + i % 4];
-  const int value = i % 8 < 4 ? byte & 15 : byte >> 4;
   const uint8_t* scales = group + kGroup / 2 * kPanel + 2 * column;
   const float scale = get_half(scales);
-  if (weight.format == Format::kU4Group) return value * scale - 8 * scale;
-  return value * scale + get_half(scales + 2 * kPanel);
+  const float minimum =
+      weight.format == Format::kU4Group ? -8 * scale : get_half(scales + 2 * kPanel);
+  for (int i = 0; i < kGroup; ++i) {
+    const uint8_t byte = group[(i / 8 * kPanel + column) * 4 + i % 4];
+    values[i] = scale * (i % 8 < 4 ? byte & 15 : byte >> 4) + minimum;
+  }
 }
 
 // Writes row `row` (an output) of a weight that is not gated, times `scale`.
 static void unpack_row(const PackedWeight& weight, int64_t row, float scale, float* out) {
   const uint8_t* panel = weight.data + row / kPanel * weight.panel_bytes;
   const int column = static_cast<int>(row % kPanel);
+  for (int64_t g = 0; g < weight.groups; ++g) {
+    float values[kGroup];
+    unpack_group(weight, panel, column, g, values);
+    const int64_t count = smaller(kGroup, weight.inputs - g * kGroup);
+    for (int64_t i = 0; i < count; ++i) out[g * kGroup + i] = values[i] * scale;
+  }
+  if (weight.groups > 0) return;
   for (int64_t k = 0; k < weight.inputs; ++k) {
     float value;
     if (weight.format == Format::kF32) {
       __builtin_memcpy(&value, panel + (k * kPanel + column) * 4, 4);
-    } else if (weight.format == Format::kBF16) {
+    } else {
       uint32_t bits = 0;
       const uint8_t* pair = panel + (k * kLanes + column % kLanes) * 4;
       __builtin_memcpy(reinterpret_cast<uint8_t*>(&bits) + 2, pair + (column >= kLanes ? 2 : 0), 2);
       __builtin_memcpy(&value, &bits, 4);
-    } else {
-      value = unpack_quantised(weight, panel, column, k);
     }
     out[k] = value * scale;
   }
