@@ -87,20 +87,29 @@ OCTAVO_INLINE void add_group(const uint8_t* scales, const GroupScale* x, int64_t
   }
 }
 
-// Asks for what lies this far ahead, if the panel comes from memory. The hardware's own prefetcher
-// starts too late for panels of a few kilobytes.
-constexpr int64_t kAhead = 4096;
+// Where a tile works, and its share of the next panel, which it asks for while it computes: so
+// memory and arithmetic overlap whatever the number of rows.
+struct TileArgs {
+  const uint8_t* panel;
+  const uint8_t* x;
+  int64_t stride;       // bytes from row to row of x
+  const uint8_t* ahead;
+  int64_t lines;        // cache lines to ask for per group of 32 inputs
+};
 
-template <bool first_use>
-OCTAVO_INLINE void prefetch(const uint8_t* panel, int64_t bytes) {
-  if constexpr (first_use)
-#pragma GCC unroll 32
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(panel + kAhead + at);
+OCTAVO_INLINE const uint8_t* prefetch(const uint8_t* ahead, int64_t lines) {
+  for (int64_t line = 0; line < lines; ++line, ahead += 64)
+    __builtin_prefetch(ahead, 0, 2);  // into the second-level cache: the first is full of this panel
+  return ahead;
 }
 
-template <Format format, int M, bool first_use>
-OCTAVO_INLINE void quantised_tile(const PackedWeight& weight, const uint8_t* panel,
-                                  const uint8_t* x, int64_t stride, F (&out)[M][2]) {
+template <Format format, int M>
+OCTAVO_INLINE void quantised_tile(const PackedWeight& weight, const TileArgs& args,
+                                  F (&out)[M][2]) {
+  const uint8_t* panel = args.panel;
+  const uint8_t* x = args.x;
+  const uint8_t* ahead = args.ahead;
+  const int64_t stride = args.stride;
   constexpr bool has_minimum = format == Format::kU4GroupMin;
   constexpr int64_t scales_at = group_bytes(format) - (has_minimum ? 4 : 2) * kPanel;
   const auto* scales = reinterpret_cast<const GroupScale*>(x + weight.groups * kGroup);
@@ -118,7 +127,7 @@ OCTAVO_INLINE void quantised_tile(const PackedWeight& weight, const uint8_t* pan
     for (int m = 0; m < M; ++m)
       sum[m][0] = sum[m][1] =
           format == Format::kI8Group ? splat_int(row(scales, m)->start) : I{};
-    prefetch<first_use>(panel, group_bytes(format));
+    ahead = prefetch(ahead, args.lines);
     dot_group<format, M>(panel, x, stride, sum);
     add_group<format, M>(panel + scales_at, scales, stride, sum, out);
     panel += group_bytes(format);
@@ -135,27 +144,33 @@ OCTAVO_INLINE void quantised_tile(const PackedWeight& weight, const uint8_t* pan
   }
 }
 
-template <Format format, int M, bool first_use>
-OCTAVO_INLINE void float_tile(const PackedWeight& weight, const uint8_t* panel, const uint8_t* x,
-                              int64_t stride, F (&out)[M][2]) {
-  for (int64_t k = 0; k < weight.inputs; ++k) {
-    F w[2];
-    if constexpr (format == Format::kF32) {
-      w[0] = load(reinterpret_cast<const float*>(panel));
-      w[1] = load(reinterpret_cast<const float*>(panel) + kLanes);
-      panel += kPanel * 4;
-    } else {
-      const U pairs = load_u32(panel);
-      w[0] = lower_half(pairs);
-      w[1] = upper_half(pairs);
-      panel += kPanel * 2;
-    }
-    prefetch<first_use>(panel, format == Format::kF32 ? kPanel * 4 : kPanel * 2);
+template <Format format, int M>
+OCTAVO_INLINE void float_tile(const PackedWeight& weight, const TileArgs& args, F (&out)[M][2]) {
+  const uint8_t* panel = args.panel;
+  const uint8_t* x = args.x;
+  const uint8_t* ahead = args.ahead;
+  const int64_t stride = args.stride;
+  for (int64_t first = 0; first < weight.inputs; first += kGroup) {
+    ahead = prefetch(ahead, args.lines);
+    const int64_t last = smaller(first + kGroup, weight.inputs);
+    for (int64_t k = first; k < last; ++k) {
+      F w[2];
+      if constexpr (format == Format::kF32) {
+        w[0] = load(reinterpret_cast<const float*>(panel));
+        w[1] = load(reinterpret_cast<const float*>(panel) + kLanes);
+        panel += kPanel * 4;
+      } else {
+        const U pairs = load_u32(panel);
+        w[0] = lower_half(pairs);
+        w[1] = upper_half(pairs);
+        panel += kPanel * 2;
+      }
 #pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-      const F a = splat(*reinterpret_cast<const float*>(x + m * stride + k * 4));
-      out[m][0] += w[0] * a;
-      out[m][1] += w[1] * a;
+      for (int m = 0; m < M; ++m) {
+        const F a = splat(*reinterpret_cast<const float*>(x + m * stride + k * 4));
+        out[m][0] += w[0] * a;
+        out[m][1] += w[1] * a;
+      }
     }
   }
 }
@@ -192,19 +207,16 @@ static __attribute__((noinline)) void finish_tile(const PackedWeight& weight, co
   }
 }
 
-// `first_use`: no tile before this one has brought the panel into the caches.
-template <Format format, int M, bool first_use>
+template <Format format, int M>
 static __attribute__((noinline)) void tile(const PackedWeight& weight, const GemmArgs& args,
-                                           int64_t panel, int64_t row) {
+                                           const TileArgs& at, int64_t panel, int64_t row) {
   F out[M][2];
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) out[m][0] = out[m][1] = F{};
-  const uint8_t* data = weight.data + panel * weight.panel_bytes;
-  const uint8_t* x = args.x + row * args.x_stride;
   if constexpr (format == Format::kF32 || format == Format::kBF16)
-    float_tile<format, M, first_use>(weight, data, x, args.x_stride, out);
+    float_tile<format, M>(weight, at, out);
   else
-    quantised_tile<format, M, first_use>(weight, data, x, args.x_stride, out);
+    quantised_tile<format, M>(weight, at, out);
   float sums[M * kPanel] __attribute__((aligned(64)));
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
@@ -216,24 +228,30 @@ static __attribute__((noinline)) void tile(const PackedWeight& weight, const Gem
 
 template <Format format, int M>
 OCTAVO_INLINE void tile_of(int rows, const PackedWeight& weight, const GemmArgs& args,
-                           int64_t panel, int64_t row) {
+                           const TileArgs& at, int64_t panel, int64_t row) {
   if constexpr (M > 1)
-    if (rows < M) return tile_of<format, M - 1>(rows, weight, args, panel, row);
-  if (row == 0)
-    tile<format, M, true>(weight, args, panel, row);
-  else
-    tile<format, M, false>(weight, args, panel, row);
+    if (rows < M) return tile_of<format, M - 1>(rows, weight, args, at, panel, row);
+  tile<format, M>(weight, args, at, panel, row);
 }
 
 template <Format format, int kMaxRows>
 static void gemm_of(const PackedWeight& weight, const GemmArgs& args) {
   // Tiles of equal height, give or take a row: 32 rows are 6+6+5+5+5+5, not 6+6+6+6+6+2.
   const int64_t tiles = (args.rows + kMaxRows - 1) / kMaxRows;
+  if (tiles == 0) return;
+  const int64_t groups = (weight.inputs + kGroup - 1) / kGroup;
+  const int64_t steps = tiles * groups;
+  TileArgs at{};
+  at.stride = args.x_stride;
+  at.lines = (weight.panel_bytes / 64 + steps - 1) / steps;
   for (int64_t panel = args.first_panel; panel < args.last_panel; ++panel) {
+    at.panel = weight.data + panel * weight.panel_bytes;
     int64_t row = 0;
     for (int64_t t = 0; t < tiles; ++t) {
       const int rows = static_cast<int>((args.rows - row + tiles - t - 1) / (tiles - t));
-      tile_of<format, kMaxRows>(rows, weight, args, panel, row);
+      at.x = args.x + row * args.x_stride;
+      at.ahead = at.panel + weight.panel_bytes + t * groups * at.lines * 64;
+      tile_of<format, kMaxRows>(rows, weight, args, at, panel, row);
       row += rows;
     }
   }
