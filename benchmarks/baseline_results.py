@@ -143,9 +143,9 @@ class Result:
 def table(results: dict[str, Result]) -> str:
     """Return the table that is printed."""
     head = (
-        f"{'':<12}{'out tok/s':>10}{'normalised latency s/token':>30}{'TTFT s':>27}{'TPOT s':>27}"
+        f"{'':<12}{'out tok/s':>10}{'normalised latency s/token':>31}{'TTFT s':>31}{'TPOT s':>31}"
     )
-    lines = [head, f"{'':<22}" + f"{'p50':>11}{'p90':>8}{'p99':>8}" * 3]
+    lines = [head, f"{'':<22}" + f"{'p50':>11}{'p90':>10}{'p99':>10}" * 3]
     for name, result in results.items():
         cells = "".join(
             _percentiles(v) for v in (result.normalised_s, result.ttft_s, result.tpot_s)
@@ -165,7 +165,7 @@ _MEMORY_HEAD: Final = ("allocated", *PARTS, "KV waste", "running", "preempted", 
 
 def _percentiles(values: Sequence[float]) -> str:
     p50, p90, p99 = (quantile(values, q) if values else float("nan") for q in PERCENTILES)
-    return f"{p50:>11.3f}{p90:>8.3f}{p99:>8.3f}"
+    return f"{p50:>11.3f}{p90:>10.3f}{p99:>10.3f}"
 
 
 def _of(time: float | None) -> float:

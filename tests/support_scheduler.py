@@ -17,6 +17,7 @@ from octavo.core.request import (
 )
 from octavo.core.sampling import SamplingParams
 from octavo.kvcache.manager import KVCacheManager
+from octavo.scheduler.beam_search import BeamSearch, Hypothesis
 from octavo.scheduler.outcome import StepUpdate
 from octavo.scheduler.scheduler import Scheduler
 
@@ -166,6 +167,39 @@ def likeliest(kv: int, vocab_size: int, count: int) -> tuple[tuple[TokenId, floa
     """Return the tokens that the oracle finds likeliest after KV ``kv``."""
     scores = [(token, score(kv, token).logprob) for token in range(vocab_size)]
     return tuple(sorted(scores, key=lambda item: (-item[1], item[0]))[:count])
+
+
+def kv_of(tokens: Iterable[TokenId]) -> int:
+    """Return what stands for the KV of the last of some tokens."""
+    kv = 0
+    for token in tokens:
+        kv = chain(kv, token)
+    return kv
+
+
+def search_alone(
+    vocab_size: int,
+    prompt: Sequence[TokenId],
+    *,
+    max_tokens: int,
+    ends: Iterable[TokenId] = (),
+    **asked: object,
+) -> list[Hypothesis]:
+    """Run a beam search on the oracle's scores, without scheduler or cache."""
+    sampling = SamplingParams(use_beam_search=True, temperature=0.0, **asked)  # type: ignore[arg-type]
+    search = BeamSearch(SequenceId(0), sampling, max_tokens, frozenset(ends))
+    tokens = {SequenceId(0): list(prompt)}
+    while tokens:
+        scores = {
+            name: TokenLogprobs(0, 0.0, 1, likeliest(kv_of(ids), vocab_size, search.num_candidates))
+            for name, ids in tokens.items()
+        }
+        beams = {SequenceId(index): beam for index, beam in enumerate(search.advance(scores))}
+        tokens = {
+            name: [*tokens[beam.parent], beam.tokens[-1].token_id] for name, beam in beams.items()
+        }
+        search.place(beams)
+    return search.best()
 
 
 class Harness:

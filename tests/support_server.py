@@ -109,6 +109,7 @@ class ScriptedEngine:
     fail_after: int = 2
     hold_after: int | None = None
     num_cached: int = 0
+    embedding: tuple[float, ...] | None = None
     is_running: bool = True
     resume: asyncio.Event = field(default_factory=asyncio.Event)
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -201,6 +202,7 @@ class ScriptedEngine:
             num_generated_tokens=count,
             finish_reason=reason,
             error=str(self.failure) if reason is FinishReason.ERROR else None,
+            embedding=self.embedding,
         )
 
     def _score_prompt(

@@ -5,7 +5,7 @@ Everything in it is a function of its seed, so a failure is reproduced by its nu
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo.core.clock import ManualClock
 from octavo.core.config import CacheConfig, SchedulerConfig
@@ -24,10 +24,20 @@ from octavo.core.request import (
 from octavo.core.sampling import SamplingParams
 from octavo.engine.core import STEP_FAILED, EngineCore
 from octavo.kvcache.manager import KVCacheManager
-from octavo.runner.fake import FakeRunner, Faults, choose_token, digest, score_token
+from octavo.runner.fake import (
+    FakeRunner,
+    Faults,
+    choose_token,
+    digest,
+    likeliest_tokens,
+    score_token,
+)
+from octavo.scheduler.beam_search import BeamSearch
+from octavo.scheduler.intake import Intake
 from octavo.scheduler.invariants import check_scheduler
 from octavo.scheduler.outcome import StepUpdate
 from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.stop import ending_token_ids
 
 FAULTS = ("told to fail", STEP_FAILED)
 """What the message of an injected fault says."""
@@ -62,6 +72,51 @@ def undisturbed_output(
     return output, FinishReason.LENGTH
 
 
+def undisturbed_beams(
+    request: Request, config: SchedulerConfig, max_tokens: int
+) -> list[tuple[list[TokenId], FinishReason]]:
+    """Return what a beam search finds when nothing disturbs it."""
+    sampling, root = request.sampling, SequenceId(0)
+    if max_tokens == 0:
+        return [([], FinishReason.LENGTH)] * sampling.n
+    ending = ending_token_ids(sampling, config.end_token_ids)
+    search = BeamSearch(root, sampling, max_tokens, ending)
+    digests = {root: digest(request.prompt_token_ids)}
+    while digests:
+        scores = {
+            name: TokenLogprobs(
+                0, 0.0, 1, likeliest_tokens(before, config.vocab_size, search.num_candidates)
+            )
+            for name, before in digests.items()
+        }
+        beams = search.advance(scores)
+        named = {SequenceId(index): beam for index, beam in enumerate(beams)}
+        digests = {
+            name: digest([beam.tokens[-1].token_id], digests[beam.parent])
+            for name, beam in named.items()
+        }
+        search.place(named)
+    return [([token.token_id for token in found.tokens], found.reason) for found in search.best()]
+
+
+def separate(request: Request, index: int) -> Request:
+    """Return the request whose only completion is completion ``index`` of this one."""
+    sampling = request.sampling
+    assert sampling.seed is not None
+    is_ranked = sampling.num_reported > sampling.n
+    return replace(
+        request,
+        sampling=replace(
+            sampling,
+            n=1,
+            best_of=None,
+            seed=sampling.seed + index,
+            logprobs=0 if is_ranked and sampling.logprobs is None else sampling.logprobs,
+            prompt_logprobs=None if index else sampling.prompt_logprobs,
+        ),
+    )
+
+
 def undisturbed_scores(request: Request) -> tuple[TokenLogprobs | None, ...]:
     """Return the prompt logprobs of a request."""
     prompt = request.prompt_token_ids
@@ -70,9 +125,11 @@ def undisturbed_scores(request: Request) -> tuple[TokenLogprobs | None, ...]:
 
 @dataclass
 class Tracked:
-    """What the world has seen of one request."""
+    """What the world has seen of one completion of a request."""
 
     request: Request
+    """As if it were its only completion."""
+    index: int
     expected: list[TokenId]
     expected_reason: FinishReason
     token_ids: list[TokenId] = field(default_factory=list)
@@ -129,12 +186,13 @@ class World:
         self.clock = ManualClock()
         self.scheduler = Scheduler(self.config, self.manager, debug=True)
         self.core = EngineCore(self.scheduler, self.witness, self.clock, NullObserver())
-        self.tracked: dict[RequestId, Tracked] = {}
+        self.tracked: dict[tuple[RequestId, int], Tracked] = {}
+        self._branching = self.rng.random() < 0.5
         self.prefixes = [self._draw_tokens(24) for _ in range(self.rng.randint(1, 3))]
 
     @property
     def live(self) -> list[Tracked]:
-        """Requests that have not ended."""
+        """Completions that have not ended."""
         return [item for item in self.tracked.values() if item.stats is None]
 
     def run(self) -> None:
@@ -157,12 +215,24 @@ class World:
         try:
             self.core.add(request)
         except InvalidRequestError:
-            assert not self._can_run(request), f"{request} was refused but fits"
+            if not request.sampling.use_beam_search:
+                assert not self._can_run(request), f"{request} was refused but fits"
             return
         assert self._can_run(request), f"{request} was accepted but cannot run"
-        expected, reason = undisturbed_output(request, self.config, self.manager.num_slots)
-        self.tracked[request.request_id] = Tracked(request, expected, reason)
+        for index, (tokens, reason) in enumerate(self._expected(request)):
+            item = Tracked(separate(request, index), index, tokens, reason)
+            self.tracked[request.request_id, index] = item
         self.check_gauges()
+
+    def _expected(self, request: Request) -> list[tuple[list[TokenId], FinishReason]]:
+        num_slots = self.manager.num_slots
+        if request.sampling.use_beam_search:
+            intake = Intake(self.config, num_slots, self.cache_config)
+            return undisturbed_beams(request, self.config, intake.resolve_max_tokens(request))
+        return [
+            undisturbed_output(separate(request, index), self.config, num_slots)
+            for index in range(request.sampling.num_branches)
+        ]
 
     def _interrupt(self) -> None:
         """Now and then a client gives up while its step is being computed."""
@@ -170,11 +240,16 @@ class World:
             self.abort(self.rng.choice(self.live))
 
     def abort(self, item: Tracked) -> None:
-        """The client gives up; a second abort finds nothing."""
-        (stats,) = self.core.abort(item.request.request_id)
-        self._end(item, stats, FinishReason.ABORT)
-        assert not self.core.abort(item.request.request_id)
-        assert self.core.finish(item.request.request_id, len(item.token_ids)) is None
+        """The client gives up all completions; a second abort finds nothing."""
+        name = item.request.request_id
+        ended = self.core.abort(name)
+        assert {stats.index for stats in ended} == {
+            other.index for other in self.live if other.request.request_id == name
+        }
+        for stats in ended:
+            self._end(self.tracked[name, stats.index], stats, FinishReason.ABORT)
+        assert not self.core.abort(name)
+        assert self.core.finish(name, len(item.token_ids), item.index) is None
         self.check()
 
     def finish(self, item: Tracked) -> None:
@@ -182,7 +257,7 @@ class World:
         if not item.token_ids:
             return
         kept = self.rng.randint(1, len(item.token_ids))
-        stats = self.core.finish(item.request.request_id, kept)
+        stats = self.core.finish(item.request.request_id, kept, item.index)
         assert stats is not None
         assert stats.num_generation_tokens == kept
         del item.token_ids[kept:]
@@ -193,7 +268,7 @@ class World:
         """One step of the engine, and what it brought."""
         update = self.core.step()
         assert not self.witness.broken, self.witness.broken
-        finished = {stats.request_id: stats for stats in update.finished}
+        finished = {(stats.request_id, stats.index): stats for stats in update.finished}
         assert len(finished) == len(update.finished)
         self._check_latencies(update)
         for output in update.outputs:
@@ -217,7 +292,9 @@ class World:
         assert not self.runner.sequence_ids, "the runner still knows sequences"
         stats = self.core.stats()
         ended = [item.stats for item in self.tracked.values() if item.stats is not None]
-        assert stats.preemptions_total == sum(item.num_preemptions for item in ended)
+        known = sum(item.num_preemptions for item in ended)
+        if not any(item.request.sampling.use_beam_search for item in self.tracked.values()):
+            assert stats.preemptions_total == known  # beams come and go with theirs
         assert stats.prefix_hits_total <= stats.prefix_queries_total
         assert stats.preempted_hits_total <= stats.preempted_queries_total
 
@@ -229,14 +306,19 @@ class World:
     def check_gauges(self) -> None:
         """The numbers that operators see agree with what is there."""
         stats = self.core.stats()
-        assert stats.num_running + stats.num_waiting == len(self.live)
+        groups = self.scheduler.live.values()
+        assert stats.num_running + stats.num_waiting == sum(len([*g.active]) for g in groups)
+        assert {item.request.request_id for item in self.live} == set(self.scheduler.live)
         assert stats.num_running <= self.config.max_num_seqs
         usage = stats.usage
         assert usage.num_free + usage.num_cached + usage.num_used == usage.num_total
         assert (usage.num_used == 0) or stats.num_running > 0
 
-    def _take(self, output: SequenceOutput, finished: dict[RequestId, RequestStats]) -> None:
-        item = self.tracked[output.request_id]
+    def _take(
+        self, output: SequenceOutput, finished: dict[tuple[RequestId, int], RequestStats]
+    ) -> None:
+        name = (output.request_id, output.index)
+        item = self.tracked[name]
         assert item.stats is None, f"{output} came after its request had ended"
         item.token_ids.extend(output.new_token_ids)
         if output.prompt_logprobs is not None:
@@ -245,16 +327,16 @@ class World:
         asked = item.request.sampling.logprobs is not None
         assert len(output.new_logprobs) == (len(output.new_token_ids) if asked else 0)
         if output.finish_reason is None:
-            assert output.request_id not in finished
+            assert name not in finished
             return
         if output.finish_reason is FinishReason.ERROR:
             assert output.error is not None
             assert any(fault in output.error for fault in FAULTS), output.error
-        self._end(item, finished.pop(output.request_id), output.finish_reason)
+        self._end(item, finished.pop(name), output.finish_reason)
 
     def _end(self, item: Tracked, stats: RequestStats, reason: FinishReason) -> None:
         assert stats.finish_reason is reason
-        assert stats.request_id == item.request.request_id
+        assert (stats.request_id, stats.index) == (item.request.request_id, item.index)
         assert item.stats is None, "a request ended twice"
         item.stats = stats
         assert item.token_ids == item.expected[: len(item.token_ids)], (
@@ -294,7 +376,7 @@ class World:
     def _check_latencies(self, update: StepUpdate) -> None:
         """One latency a token: TTFT for the first of a request, a gap for every other."""
         with_tokens = [output for output in update.outputs if output.new_token_ids]
-        first = [item for item in with_tokens if not self.tracked[item.request_id].token_ids]
+        first = [o for o in with_tokens if not self.tracked[o.request_id, o.index].token_ids]
         num_tokens = sum(len(output.new_token_ids) for output in with_tokens)
         assert len(update.first_token_latencies_s) == len(first)
         assert len(update.inter_token_latencies_s) == num_tokens - len(first)
@@ -362,10 +444,15 @@ class World:
     def _draw_sampling(self) -> SamplingParams:
         rng = self.rng
         max_tokens = rng.choice([None, None, 0, 1, 2, 5, 12, 20])
+        beams = self._branching and rng.random() < 0.2
+        n = rng.choice([1, 1, 2, 3, 5]) if self._branching else 1
         return SamplingParams(
+            n=n,
+            best_of=rng.choice([None, None, n, n + 1]),
+            use_beam_search=beams,
             max_tokens=max_tokens,
             min_tokens=min(rng.choice([0, 0, 3]), 3 if max_tokens is None else max_tokens),
-            temperature=rng.choice([0.0, 1.0]),
+            temperature=0.0 if beams else rng.choice([0.0, 1.0]),
             seed=rng.randrange(2**32),
             stop_token_ids=tuple(rng.choice([[], [7], [7, 9]])),
             ignore_eos=rng.random() < 0.3,

@@ -111,7 +111,7 @@ async def test_shapes_hold(client: httpx.AsyncClient, path: str) -> None:
 
 async def test_truncated_json_says_so(client: httpx.AsyncClient) -> None:
     """CO-13: max_tokens 10 in a long string is 200 with ``length``, streamed or not."""
-    schema = {"type": "object", "properties": {"text": {"type": "string", "minLength": 99}}}
+    schema = {**CITY, "properties": {"name": {"type": "string", "minLength": 99}, "old": {}}}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     body = {"response_format": form, "max_tokens": 10}
     [choice] = (await ask(client, CHAT, **body)).json()["choices"]

@@ -5,45 +5,17 @@ from itertools import product
 import pytest
 
 from octavo.core.errors import ContextLengthError, InvalidRequestError
-from octavo.core.ids import RequestId, SequenceId
-from octavo.core.request import FinishReason, TokenLogprobs
+from octavo.core.ids import RequestId
+from octavo.core.request import FinishReason
 from octavo.core.sampling import SamplingParams
-from octavo.scheduler.beam_search import BeamSearch, Hypothesis
-from support_scheduler import Harness, chain, completion, likeliest
+from support_scheduler import Harness, completion, kv_of, likeliest, search_alone
 
 VOCAB = 11
-
-
-def kv_of(tokens) -> int:
-    """Return what stands for the KV of the last of some tokens."""
-    kv = 0
-    for token in tokens:
-        kv = chain(kv, token)
-    return kv
 
 
 def logprobs_of(tokens) -> dict[int, float]:
     """Return how likely each next token is."""
     return dict(likeliest(kv_of(tokens), VOCAB, VOCAB))
-
-
-def search_alone(prompt, *, max_tokens: int, ends=(), **asked) -> list[Hypothesis]:
-    """Run the search without scheduler or cache."""
-    sampling = SamplingParams(use_beam_search=True, temperature=0.0, **asked)
-    search = BeamSearch(SequenceId(0), sampling, max_tokens, frozenset(ends))
-    tokens = {SequenceId(0): list(prompt)}
-    while tokens:
-        scores = {
-            name: TokenLogprobs(0, 0.0, 1, likeliest(kv_of(ids), VOCAB, search.num_candidates))
-            for name, ids in tokens.items()
-        }
-        beams = search.advance(scores)
-        tokens = {
-            SequenceId(i): [*tokens[beam.parent], beam.tokens[-1].token_id]
-            for i, beam in enumerate(beams)
-        }
-        search.place({SequenceId(i): beam for i, beam in enumerate(beams)})
-    return search.best()
 
 
 def ids_of(hypotheses) -> list[list[int]]:
@@ -58,7 +30,7 @@ def completions(harness: Harness, name: str, count: int) -> list[list[int]]:
 
 def test_a_wide_search_finds_the_likeliest_of_all_completions():
     """With a beam for each first token nothing is pruned before the last one."""
-    prompt, found = [3, 1, 4], search_alone([3, 1, 4], n=VOCAB, max_tokens=2)
+    prompt, found = [3, 1, 4], search_alone(VOCAB, [3, 1, 4], n=VOCAB, max_tokens=2)
     totals = {
         (first, second): logprobs_of(prompt)[first] + logprobs_of([*prompt, first])[second]
         for first, second in product(range(VOCAB), repeat=2)
@@ -77,7 +49,7 @@ def test_the_scheduler_finds_what_the_search_alone_finds(width, caching, length)
     prompt = [(i * 5 + 2) % VOCAB for i in range(length)]
     harness.add("r", prompt, n=width, max_tokens=10, use_beam_search=True, temperature=0.0)
     harness.run()
-    expected = search_alone(prompt, n=width, max_tokens=10, ends=[0])
+    expected = search_alone(VOCAB, prompt, n=width, max_tokens=10, ends=[0])
     assert completions(harness, "r", width) == ids_of(expected)
     assert [harness.reason(completion("r", i)) for i in range(width)] == [
         hypothesis.reason for hypothesis in expected
@@ -93,7 +65,7 @@ def test_stopping_rules_and_penalties_reach_the_search(early_stopping, length_pe
     harness = Harness(vocab_size=VOCAB, end_token_ids=[0, 5])
     harness.add("r", [1, 2, 3], max_tokens=10, use_beam_search=True, temperature=0.0, **asked)
     assert harness.run() <= 10
-    expected = search_alone([1, 2, 3], max_tokens=10, ends=[0, 5], **asked)
+    expected = search_alone(VOCAB, [1, 2, 3], max_tokens=10, ends=[0, 5], **asked)
     assert completions(harness, "r", 3) == ids_of(expected)
     assert all(len(ids) <= 10 for ids in ids_of(expected))
 
@@ -134,7 +106,7 @@ def test_a_preempted_search_starts_over_where_it_was():
     harness.run()
     assert harness.scheduler.stats().preemptions_total > 0
     for index, name in enumerate(names):
-        expected = search_alone([index + 1] * 5, n=2, max_tokens=8)
+        expected = search_alone(VOCAB, [index + 1] * 5, n=2, max_tokens=8)
         assert completions(harness, name, 2) == ids_of(expected)
     harness.assert_idle()
 
@@ -155,7 +127,7 @@ def test_a_search_that_fills_the_pool_runs_alone(caching):
     assert largest == (6 if caching else 4)
     harness.run()
     for max_tokens in range(1, largest + 1):
-        expected = search_alone([1, 2, 3, 4, 5], n=3, max_tokens=max_tokens)
+        expected = search_alone(VOCAB, [1, 2, 3, 4, 5], n=3, max_tokens=max_tokens)
         assert completions(harness, f"r{max_tokens}", 3) == ids_of(expected)
     harness.assert_idle()
 

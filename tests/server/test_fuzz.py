@@ -1,14 +1,20 @@
 """Bodies that nobody thought of: whatever is sent, the answer is right or a refusal."""
 
 import asyncio
+import json
 from typing import Any
 
 import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.server.anthropic.protocol import CountRequest, MessagesRequest
 from octavo.server.protocol.chat import ChatRequest
 from octavo.server.protocol.completions import CompletionRequest
+from octavo.server.protocol.embeddings import EmbeddingRequest
+from octavo.server.protocol.tokenize import DetokenizeRequest, TokenizeChat
+from octavo.server.protocol.validation import StrictModel
+from octavo.server.responses_api.protocol import ResponsesRequest
 from support_server import (
     CHAT,
     COMPLETIONS,
@@ -54,6 +60,11 @@ def bodies(draw: st.DrawFn, path: str) -> dict[str, Any]:
     return body
 
 
+def encoded(body: dict[str, Any]) -> bytes:
+    """Write a body, integers of any size and NaN included."""
+    return json.dumps(body).encode()
+
+
 def send(path: str, body: bytes) -> None:
     """Send a body; a refusal must be one of the client's making, an answer must be whole."""
     engine = ScriptedEngine()
@@ -72,14 +83,45 @@ def send(path: str, body: bytes) -> None:
 @given(bodies(CHAT))
 def test_chat_bodies(body: dict[str, Any]) -> None:
     """HT-01: no body of chat, however odd its fields, is a fault of the server's."""
-    send(CHAT, orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS, default=str))
+    send(CHAT, encoded(body))
 
 
 @settings(max_examples=60, deadline=None)
 @given(bodies(COMPLETIONS))
 def test_completion_bodies(body: dict[str, Any]) -> None:
     """HT-01: no body of completions, however odd its fields, is a fault of the server's."""
-    send(COMPLETIONS, orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS, default=str))
+    send(COMPLETIONS, encoded(body))
+
+
+OTHERS: dict[str, tuple[type[StrictModel], dict[str, Any]]] = {
+    "/v1/responses": (ResponsesRequest, {"input": "hi"}),
+    "/v1/messages": (MessagesRequest, {"model": "tiny", "max_tokens": 5, "messages": HELLO}),
+    "/v1/messages/count_tokens": (CountRequest, {"model": "tiny", "messages": HELLO}),
+    "/v1/embeddings": (EmbeddingRequest, {"input": "hi"}),
+    "/tokenize": (TokenizeChat, {"messages": HELLO}),
+    "/detokenize": (DetokenizeRequest, {"tokens": [97]}),
+}
+ITEM = st.dictionaries(
+    st.sampled_from(["type", "role", "content", "text", "name", "input", "id", "arguments"]),
+    st.sampled_from(["text", "tool_use", "function_call", "message", "user", "assistant"]) | JSON,
+    max_size=4,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(sorted(OTHERS)), st.data())
+def test_other_bodies(path: str, data: st.DataObject) -> None:
+    """HT-01: no body of any other endpoint, however odd its fields, is a fault of the server's."""
+    model, minimal = OTHERS[path]
+    names = st.sampled_from(sorted({*model.model_fields, *model.unsupported}))
+    odd = JSON | NUMBER | st.lists(ITEM, max_size=3) | ITEM
+    body = minimal | data.draw(st.dictionaries(names, odd, max_size=3))
+    engine = ScriptedEngine(embedding=(1.0,))
+    response = asyncio.run(post(engine, path, encoded(body)))
+    assert response.status_code in (200, 400, 404), response.text
+    assert not engine.live
+    if response.status_code != 200:
+        assert response.json()["error"]["message"]
 
 
 @settings(max_examples=60, deadline=None)

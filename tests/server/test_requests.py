@@ -294,8 +294,7 @@ async def test_numbers_that_are_none(path: str, value: str, field: str) -> None:
         {"audio": {}},
         {"modalities": ["text", "audio"]},
         {"suffix": "x"},
-        {"best_of": 2},
-        {"use_beam_search": True},
+        {"bad_words": ["x"]},
         {"service_tier": "flex"},
         {"store": True},
         {"structured_outputs": {"regex": "a", "whitespace_pattern": " *"}},
@@ -463,7 +462,7 @@ async def test_wrong_n(path: str, stream: bool, n: Any) -> None:
     ("fields", "status"),
     [
         ({"best_of": 1, "n": 2}, 400),
-        ({"best_of": 3, "n": 2}, 400),
+        ({"best_of": 3, "n": 2}, 200),
         ({"best_of": 0}, 400),
         ({"best_of": 21, "n": 21}, 400),
         ({"best_of": 2, "stream": True}, 400),
@@ -474,11 +473,55 @@ async def test_wrong_n(path: str, stream: bool, n: Any) -> None:
     ],
 )
 async def test_best_of(fields: dict[str, Any], status: int) -> None:
-    """HT-13: candidates are not ranked, so best_of other than n is refused, and streaming it."""
+    """HT-13: best_of below n or above 20 is refused, and so is streaming it."""
     response = await post(ScriptedEngine(), COMPLETIONS, {"prompt": "a", **fields})
     assert response.status_code == status
     if status == 400:
         check_error(response, 400, "best_of")
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stream": True}, "use_beam_search"),
+        ({"temperature": 0.5}, "temperature"),
+        ({"top_p": 0.9}, "top_p"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"stop": ["###"]}, "stop"),
+        ({"logit_bias": {"1": 1}}, "logit_bias"),
+        ({"early_stopping": "sometimes"}, "early_stopping"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+async def test_what_a_beam_search_would_ignore_is_refused(
+    path: str, fields: dict[str, Any], param: str
+) -> None:
+    """KV-16: what cannot be combined with a search is a 400 by name."""
+    body = {**MINIMAL[path], "n": 2, "use_beam_search": True, **fields}
+    check_error(await post(ScriptedEngine(), path, body), 400, param)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("field", [{"length_penalty": 2.0}, {"early_stopping": True}], ids=str)
+async def test_settings_of_a_beam_search_need_one(path: str, field: dict[str, Any]) -> None:
+    """Law 8: they would change nothing."""
+    check_error(
+        await post(ScriptedEngine(), path, {**MINIMAL[path], **field}), 400, next(iter(field))
+    )
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_beam_search_reaches_the_engine(path: str) -> None:
+    """Temperature is 0 unless given; the other fields arrive as they are."""
+    engine = ScriptedEngine()
+    asked = {"n": 2, "use_beam_search": True, "length_penalty": 0.5, "early_stopping": "never"}
+    response = await post(engine, path, {**MINIMAL[path], **asked})
+    assert response.status_code == 200
+    assert len(response.json()["choices"]) == 2
+    sampling = engine.calls[-1]["sampling"]
+    assert (sampling.temperature, sampling.use_beam_search) == (0.0, True)
+    assert (sampling.length_penalty, sampling.early_stopping) == (0.5, "never")
 
 
 @pytest.mark.parametrize("path", PATHS)

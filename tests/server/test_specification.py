@@ -1,10 +1,12 @@
 """Answers against OpenAI's own specification."""
 
+import base64
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 import yaml
 
@@ -110,6 +112,19 @@ async def test_responses_that_fail(check: Check) -> None:
     streamed = await post(engine, "/v1/responses", {"input": "hi", "stream": True})
     for event in named_events(streamed.content):
         check("ResponseStreamEvent", event)
+
+
+@pytest.mark.parametrize("fields", [{}, {"encoding_format": "base64"}], ids=str)
+async def test_embeddings(check: Check, fields: dict[str, Any]) -> None:
+    """Embeddings are what the specification describes; but for base64, which it forgets."""
+    engine = ScriptedEngine(embedding=(3.0, -4.0))
+    answer = (await post(engine, "/v1/embeddings", {"input": ["a", "bc"], **fields})).json()
+    if fields:
+        for item in answer["data"]:
+            data = base64.b64decode(item["embedding"])
+            item["embedding"] = np.frombuffer(data, "<f4").tolist()
+    assert answer["data"][1]["embedding"] == pytest.approx([0.6, -0.8])
+    check("CreateEmbeddingResponse", answer)
 
 
 async def test_models_and_errors(check: Check) -> None:

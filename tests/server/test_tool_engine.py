@@ -226,3 +226,14 @@ def test_a_round_trip_with_a_real_model(smollm2: str) -> None:
         )
         assert message.stop_reason == "tool_use"
         assert message.content[0].input.keys() == {"city"}
+
+
+async def test_strict_tools_leave_the_model_free(folder: Path) -> None:
+    """A strict tool that need not be called demands no call: a random model writes any text (well-
+    formed, as the grammar knows no half characters) until it is cut."""
+    body = {"messages": HELLO, "max_completion_tokens": 20, "temperature": 0}
+    async with serving(folder) as client:
+        answer = (await client.post(CHAT, json={**body, "tools": TOOLS[:1]})).json()["choices"][0]
+    assert answer["finish_reason"] == "length"
+    assert len(answer["message"]["content"]) > 5
+    assert "tool_calls" not in answer["message"]

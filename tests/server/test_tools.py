@@ -6,6 +6,7 @@ import openai
 import orjson
 import pytest
 
+from octavo.core.structured import StructuredKind
 from octavo.server.tools.styles import MISTRAL
 from support_server import (
     BOS,
@@ -298,3 +299,44 @@ def test_openai_client() -> None:
         with client.chat.completions.stream(**ASK, model="tiny") as events:
             final = events.get_final_completion()
         assert final.choices[0].message.tool_calls[0].function.arguments == ARGUMENTS
+
+
+def tools_that(**fields: Any) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {**WEATHER, **fields}}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "template", "kind"),
+    [
+        ({}, QWEN, None),
+        ({"tools": tools_that(strict=True)}, QWEN, StructuredKind.STRUCTURAL_TAG),
+        ({"tools": tools_that(strict=True)}, "", StructuredKind.STRUCTURAL_TAG),
+        ({"tools": tools_that(strict=True)}, "tools [TOOL_CALLS]", None),
+        ({"tools": tools_that(strict=True), "tool_choice": "none"}, QWEN, None),
+        ({"tool_choice": "required"}, QWEN, StructuredKind.TOOL_CALLS),
+        ({"tool_choice": "required"}, "tools <|python_tag|>", StructuredKind.TOOL_CALLS),
+        (
+            {"tools": tools_that(strict=True), "response_format": {"type": "json_object"}},
+            QWEN,
+            StructuredKind.JSON_SCHEMA,
+        ),
+    ],
+    ids=str,
+)
+async def test_what_constrains_an_answer(
+    fields: dict[str, Any], template: str, kind: StructuredKind | None
+) -> None:
+    """A demanded call, a strict tool or a format each bind the answer; tools alone do not."""
+    engine = calling_engine("x", template=template)
+    await ask(engine, **fields)
+    constraint = engine.calls[0]["sampling"].structured_output
+    assert (None if constraint is None else constraint.kind) == kind
+
+
+async def test_constrained_answers_hold_no_reasoning() -> None:
+    """An answer that is bound from its first token on is all answer, also where the template
+    opens the reasoning mark: nothing of it is lost as reasoning."""
+    engine = calling_engine('{"a": 1}', template=REASONER)
+    choice = await ask(engine, response_format={"type": "json_object"}, tools=None)
+    assert choice["message"]["content"] == '{"a": 1}'
+    assert "reasoning_content" not in choice["message"]

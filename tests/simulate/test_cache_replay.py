@@ -133,7 +133,7 @@ def test_predict_uses_the_room_there_is():
 
 def hot_ratio(policy, scan_share):
     """Return the share of hot blocks that hit in the second half of a stream with scans."""
-    prompts = scanned(1600, 32, scan_share, 20)
+    prompts = scanned(1600, 24, scan_share, 20)
     counts = hits(prompts, NUM_BLOCKS, policy)
     hot = [
         min(count, 2)

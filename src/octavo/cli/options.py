@@ -92,6 +92,13 @@ PrefixCache = Annotated[
     Literal["radix", "flat"],
     typer.Option(help="What finds equal prefixes; flat (as in vLLM) is a baseline to compare."),
 ]
+EvictionPolicy = Annotated[
+    str,
+    typer.Option(
+        help="Which cached KV is forgotten first: lru, lfu, slru, cost, predict, or a class of "
+        "your own as module:Class."
+    ),
+]
 JumpForward = Annotated[
     bool,
     typer.Option(

@@ -138,6 +138,8 @@ class SamplingParams:
                 f'early_stopping must be true, false or "never", not {self.early_stopping!r:.100}.',
                 param="early_stopping",
             )
+        if self.pooling is not None and self.num_branches > 1:
+            raise InvalidRequestError("pooling needs n to be 1.", param="n")
         if self.use_beam_search:
             self._check_beam_search()
         elif self.length_penalty != 1.0 or self.early_stopping is not False:
@@ -156,7 +158,6 @@ class SamplingParams:
             "repetition_penalty": (1,),
             "logit_bias": ({},),
             "stop": ((),),
-            "structured_output": (None,),
         }
         for name, values in neutral.items():
             value = getattr(self, name)
@@ -165,6 +166,9 @@ class SamplingParams:
                 raise InvalidRequestError(
                     f"{name} must be left at {values[0]!r} with use_beam_search{hint}.", param=name
                 )
+        if self.structured_output is not None:
+            name = self.structured_output.param
+            raise InvalidRequestError(f"{name} excludes use_beam_search.", param=name)
 
     @property
     def is_greedy(self) -> bool:

@@ -71,6 +71,9 @@ class EngineSettings:
     """Room taken at a request's start: ``paged``; or contiguous: ``max``, ``pow2``, ``oracle``."""
     prefix_cache: str = "radix"
     """What finds equal prefixes: ``radix`` or ``flat``."""
+    eviction_policy: str = "lru"
+    """What is forgotten first: ``lru``, ``lfu``, ``slru``, ``cost``, ``predict``, or
+    ``module:Class``."""
     scheduling_policy: str = "fcfs"
     """Queue order: ``fcfs``, ``priority``, or ``module:Class``."""
     seed: int | None = None
@@ -174,6 +177,7 @@ def _configs(
         enable_prefix_caching=settings.enable_prefix_caching,
         prefix_cache=settings.prefix_cache,
         kv_reservation=settings.kv_reservation,
+        eviction_policy=settings.eviction_policy,
     )
     if cache.is_contiguous:  # nothing grows, so nothing need be left free for it
         cache = replace(cache, watermark=0.0)

@@ -85,7 +85,8 @@ class Intake:
         is_cached = self._cache.enable_prefix_caching and request.retention.store
         num_shared = len(request.prompt_token_ids) // size if is_cached else 0
         num_left = max(0, self._num_slots // size - num_shared)
-        return (num_shared + num_left // request.sampling.num_branches) * size
+        num_blocks = num_shared + num_left // request.sampling.num_branches
+        return min(num_blocks * size, self._num_slots)
 
     def _check_prompt(self, request: Request) -> None:
         prompt = request.prompt_token_ids

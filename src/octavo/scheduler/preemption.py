@@ -22,6 +22,7 @@ class WorstRankedLast:
 
     def victim(self, running: Iterable[ViewT]) -> ViewT:
         """Return the one of ``running``, which is not empty, to preempt."""
-        return max(
-            running, key=lambda view: (self._policy.rank(view), view.arrival_time, view.sequence_id)
-        )
+        return max(running, key=self._key)
+
+    def _key(self, view: SequenceView) -> tuple[tuple[float, ...], float, int, int]:
+        return self._policy.rank(view), view.arrival_time, view.place, view.sequence_id

@@ -8,7 +8,7 @@ from octavo.scheduler.lifecycle import SequenceStatus
 from octavo.scheduler.policies import QueuePolicy
 from octavo.scheduler.sequence import Sequence
 
-_Key = tuple[tuple[float, ...], bool, float, int]
+_Key = tuple[tuple[float, ...], bool, float, int, int]
 
 
 class WaitingQueue:
@@ -53,7 +53,7 @@ class WaitingQueue:
     def _key(self, sequence: Sequence) -> _Key:
         never_ran = sequence.status is not SequenceStatus.PREEMPTED
         rank = self._policy.rank(sequence)
-        return rank, never_ran, sequence.arrival_time, sequence.sequence_id
+        return rank, never_ran, sequence.arrival_time, sequence.place, sequence.sequence_id
 
 
 def _key_of(entry: tuple[_Key, Sequence]) -> _Key:

@@ -188,6 +188,7 @@ class Roster:
             sampling=parent.sampling,
         )
         child.in_beam = True
+        child.place = parent.place
         child.wants_prompt_logprobs = False
         self._next_id += 1
         return child

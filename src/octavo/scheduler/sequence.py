@@ -18,7 +18,11 @@ class SequenceView(Protocol):
 
     @property
     def sequence_id(self) -> SequenceId:
-        """Unique; grows in the order of ``Scheduler.add``."""
+        """Unique."""
+
+    @property
+    def place(self) -> SequenceId:
+        """Grows in the order of ``Scheduler.add``; the beams of one search share it."""
 
     @property
     def priority(self) -> int:
@@ -76,6 +80,7 @@ class Sequence:
         "num_preemptions",
         "num_prompt_tokens",
         "num_reserved",
+        "place",
         "prefill_end",
         "priority",
         "prompt_logprobs",
@@ -115,6 +120,9 @@ class Sequence:
         self.is_known = False
         """Whether the runner has a row for it."""
         self.in_beam = False
+        self.place = sequence_id
+        """Settles ties of arrival; that of the first beam for the others, so that a search is
+        before or behind another as a whole."""
         self.holds_last = False
         """Whether it must not compute its last token before all beams of its search can."""
         self.num_reserved = 0

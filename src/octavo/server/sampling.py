@@ -16,17 +16,25 @@ def sampling_of(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    best_of: int | None = None,
 ) -> SamplingParams:
     """Return the engine's parameters.
 
     Raises:
         InvalidRequestError: a value is out of range; ``param`` names it.
     """
+    temperature = request.temperature
+    if request.use_beam_search and "temperature" not in request.model_fields_set:
+        temperature = 0.0
     return SamplingParams(
         n=request.n,
+        best_of=best_of,
+        use_beam_search=request.use_beam_search,
+        length_penalty=request.length_penalty,
+        early_stopping=request.early_stopping,
         max_tokens=max_tokens,
         min_tokens=request.min_tokens,
-        temperature=request.temperature,
+        temperature=temperature,
         top_k=request.top_k,
         top_p=request.top_p,
         min_p=request.min_p,

@@ -50,11 +50,14 @@ class Translator:
         model = self.prompts.served_name(request.model)
         self._check_common(request)
         _check_best_of(request)
-        if len(request.prompt) * request.n > MAX_CHOICES:
+        name, branches = (
+            ("n", request.n) if request.best_of is None else ("best_of", request.best_of)
+        )
+        if len(request.prompt) * branches > MAX_CHOICES:
             raise InvalidRequestError(
-                f"{len(request.prompt)} prompts times n ({request.n}) must not exceed "
+                f"{len(request.prompt)} prompts times {name} ({branches}) must not exceed "
                 f"{MAX_CHOICES} completions.",
-                param="n",
+                param=name,
             )
         asked = request.max_tokens if "max_tokens" in request.model_fields_set else None
         prompts = []
@@ -73,6 +76,7 @@ class Translator:
                 else asked,
                 logprobs=request.logprobs,
                 prompt_logprobs=_scored(request),
+                best_of=request.best_of,
             )
             if isinstance(prompt, str) and len(ids) == len(whole):
                 text = prompt
@@ -175,6 +179,11 @@ class Translator:
             raise InvalidRequestError(
                 "prompt_logprobs cannot be streamed: leave out stream.", param="prompt_logprobs"
             )
+        if request.use_beam_search and request.stream:
+            raise InvalidRequestError(
+                "A beam search cannot be streamed: its completions come when it is done.",
+                param="use_beam_search",
+            )
         self.prompts.check_priority(request.priority)
 
 
@@ -200,14 +209,7 @@ def _job(
 
 
 def _check_best_of(request: CompletionRequest) -> None:
-    if request.best_of is None:
-        return
-    if request.best_of != request.n:
-        raise InvalidRequestError(
-            f"best_of must equal n ({request.n}) or be left out: candidates are not ranked.",
-            param="best_of",
-        )
-    if request.best_of > 1 and request.stream:
+    if request.best_of is not None and request.best_of > 1 and request.stream:
         raise InvalidRequestError("best_of cannot be streamed.", param="best_of")
 
 

@@ -82,7 +82,7 @@ class SegmentedLRU(RankedPolicy):
     it had just come into the other one, so nothing is protected for ever (Karedla et al., 1994).
     """
 
-    def __init__(self, protected_share: float = 0.8) -> None:
+    def __init__(self, protected_share: float = 0.5) -> None:
         super().__init__()
         self._share = protected_share
         self._max_protected = 0

@@ -1,9 +1,9 @@
 """What completions and chat share: how to choose tokens, when to stop, what to report."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PlainValidator
 
 from octavo.server.protocol.structured import ResponseFormat, StructuredOutputs
 from octavo.server.protocol.validation import StrictModel, Unsupported, wrong
@@ -15,8 +15,6 @@ NO_MEANING: Final = "it has no meaning for this server"
 TEXT_ONLY: Final = "the model reads and writes text only"
 
 UNSUPPORTED: Final[Mapping[str, Unsupported]] = {
-    "use_beam_search": Unsupported(LATER, neutral=(False,)),
-    "length_penalty": Unsupported(LATER, neutral=(1.0, 1)),
     "allowed_token_ids": Unsupported(LATER),
     "bad_words": Unsupported(LATER),
     "spaces_between_special_tokens": Unsupported(LATER, neutral=(True,)),
@@ -41,6 +39,13 @@ def read_truncation(value: Any) -> Any:
     """Check a ``truncate_prompt_tokens``."""
     if type(value) is int and value != -1 and value < 1:
         raise wrong("must be a number of tokens of at least 1, or -1 for all that fit")
+    return value
+
+
+def read_early_stopping(value: Any) -> Any:
+    """Check an ``early_stopping``."""
+    if not isinstance(value, bool) and value != "never":
+        raise wrong('must be true, false or "never"')
     return value
 
 
@@ -121,6 +126,15 @@ class GenerationRequest(StrictModel):
     truncate_prompt_tokens: Annotated[int | None, BeforeValidator(read_truncation)] = None
     """Keep only so many of the prompt's last tokens; -1 keeps what the context holds beside
     ``max_tokens``."""
+    use_beam_search: bool = False
+    """Return the likeliest completions that ``n`` beams find; temperature is then 0."""
+    length_penalty: float = 1.0
+    """A beam's sum of logprobs is divided by its length to this power."""
+    early_stopping: Annotated[
+        bool | Literal["never"],
+        PlainValidator(read_early_stopping, json_schema_input_type=bool | Literal["never"]),
+    ] = False
+    """When a search with enough finished beams ends, as in Hugging Face's ``generate``."""
     return_token_ids: bool = False
     """Report the token ids of prompt and output."""
     priority: int = 0

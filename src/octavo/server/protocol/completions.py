@@ -65,8 +65,9 @@ class CompletionRequest(GenerationRequest):
     """One or several prompts; an empty text starts a new document."""
     max_tokens: int = Field(default=16, ge=0)
     """Most tokens to generate; 0 only scores (and echoes) the prompt."""
-    best_of: int | None = Field(default=None, ge=0, le=20)
-    """Only equal to ``n``: candidates are not ranked."""
+    best_of: int | None = Field(default=None, ge=1, le=20)
+    """Compute so many completions and return the ``n`` with the highest sum of logprobs; the
+    number of beams with ``use_beam_search``. Not with ``stream`` if above 1."""
     logprobs: int | None = Field(default=None, ge=0, le=5)
     """Report the chosen token's logprob and so many of the likeliest."""
     echo: bool = False
