@@ -1,0 +1,192 @@
+"""Kernels against the ceilings of this machine, measured in the same run.
+
+    python benchmarks/kernels.py [--model FILE] [--precision int8 ...] [--isa NAME] [--seconds 2]
+
+Prints barrier time, read bandwidth, int8 and float peak, then each step as tokens per second, as
+share of the read bandwidth (bytes of weights and KV that a step must read) and as share of the peak
+(operations of all products), and the numpy backend beside it. Best and median of the steps run.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from octavo.kernels.batch import StepBatch
+from octavo.kernels.native.backend import NativeBackend, NativeOptions
+from octavo.kernels.numpy_backend import NumpyBackend
+from octavo.kernels.ops import Backend, StepFunction
+from octavo.models.checkpoint import Checkpoint, open_checkpoint
+from octavo.models.config import DecoderConfig
+from octavo.models.decoder import build_decoder
+
+BLOCK_SIZE = 16
+CONTEXT = 256
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch and its name."""
+
+    name: str
+    batch: StepBatch
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the machine can do at best, with the same threads."""
+
+    barrier_ns: float
+    read_gb_per_s: float
+    int8_ops: float
+    float_ops: float
+
+
+def make_batch(lengths: Sequence[int], cached: Sequence[int], vocab: int) -> StepBatch:
+    """Sequences on consecutive blocks; the logits of each last token are wanted."""
+    new, done = np.array(lengths), np.array(cached)
+    blocks = -(-(new + done) // BLOCK_SIZE)
+    first = np.concatenate([[0], np.cumsum(blocks)[:-1]])
+    tables = (first[:, None] + np.arange(blocks.max())[None, :]).astype(np.int32)
+    positions = np.concatenate([np.arange(a, a + n) for a, n in zip(done, new, strict=True)])
+    sequence = np.repeat(np.arange(len(new)), new)
+    slots = tables[sequence, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    starts = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
+    ids = np.random.default_rng(0).integers(0, vocab, len(positions))
+    return StepBatch(
+        token_ids=ids.astype(np.int32),
+        positions=positions.astype(np.int32),
+        cu_query_lens=starts,
+        kv_lens=(new + done).astype(np.int32),
+        block_tables=tables,
+        slots=slots.astype(np.int32),
+        logits_rows=(starts[1:] - 1).astype(np.int32),
+    )
+
+
+def cases(vocab: int) -> list[Case]:
+    """Decodes at a context of 256, a prompt of 512, and a mix of both."""
+    decodes = [
+        Case(f"decode {n}", make_batch([1] * n, [CONTEXT - 1] * n, vocab)) for n in (1, 8, 32, 64)
+    ]
+    prefill = Case("prefill 512", make_batch([512], [0], vocab))
+    mixed = Case("31 + 128 new", make_batch([1] * 31 + [128], [CONTEXT - 1] * 31 + [0], vocab))
+    return [*decodes, prefill, mixed]
+
+
+def operations(config: DecoderConfig, batch: StepBatch) -> float:
+    """Multiplications and additions of all products of a step, attention included."""
+    width = config.num_heads * config.head_dim
+    kv_width = config.num_kv_heads * config.head_dim
+    layer = config.hidden_size * (2 * width + 2 * kv_width + 3 * config.intermediate_size)
+    seen = float((batch.positions.astype(np.int64) + 1).sum())
+    head = len(batch.logits_rows) * config.vocab_size * config.hidden_size
+    layers = config.num_layers * (batch.num_tokens * layer + 2 * seen * width)
+    return 2.0 * (layers + head)
+
+
+def kv_bytes(config: DecoderConfig, batch: StepBatch, width: int) -> float:
+    """Bytes of keys and values that a step must read at least once."""
+    token = 2 * config.num_kv_heads * config.head_dim * width * config.num_layers
+    return float(batch.kv_lens.astype(np.int64).sum()) * token
+
+
+def measure(step: StepFunction, batch: StepBatch, seconds: float) -> tuple[float, float]:
+    """Best and median seconds of a step."""
+    step(batch)
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times) < 3:
+        begin = time.perf_counter()
+        step(batch)
+        times.append(time.perf_counter() - begin)
+    return min(times), statistics.median(times)
+
+
+def compiled(
+    backend: Backend, checkpoint: Checkpoint, kv_dtype: str, num_blocks: int
+) -> StepFunction:
+    """A step function over fresh KV."""
+    decoder = build_decoder(checkpoint.config, checkpoint.tensors, backend)
+    backend.allocate_kv(decoder.kv_spec(BLOCK_SIZE, kv_dtype), num_blocks)  # type: ignore[arg-type]
+    return backend.compile(decoder.forward)
+
+
+def report(
+    checkpoint: Checkpoint, backend: NativeBackend, kv_dtype: str, precision: str, seconds: float
+) -> None:
+    """Print the table of one precision."""
+    config = checkpoint.config
+    begin = time.perf_counter()
+    step = compiled(backend, checkpoint, kv_dtype, 64 * (CONTEXT // BLOCK_SIZE) + 64)
+    load_s = time.perf_counter() - begin
+    weights = backend.packed_bytes
+    found = ceilings(backend, weights)
+    quantised = precision in ("int8", "file")
+    peak = found.int8_ops if quantised else found.float_ops
+    print(
+        f"\n{precision}, KV {kv_dtype}: {weights / 1e6:.0f} MB packed in {load_s:.2f} s; "
+        f"barrier {found.barrier_ns:.0f} ns, read {found.read_gb_per_s:.1f} GB/s, "
+        f"int8 {found.int8_ops / 1e12:.2f} Top/s, float {found.float_ops / 1e9:.0f} GFLOP/s"
+    )
+    print(f"  {'step':14}{'best ms':>9}{'median':>9}{'tokens/s':>10}{'of read':>9}{'of peak':>9}")
+    for case in cases(config.vocab_size):
+        best, median = measure(step, case.batch, seconds)
+        read = weights + kv_bytes(config, case.batch, 4 if kv_dtype == "float32" else 2)
+        print(
+            f"  {case.name:14}{best * 1e3:9.2f}{median * 1e3:9.2f}"
+            f"{case.batch.num_tokens / best:10.0f}"
+            f"{read / best / 1e9 / found.read_gb_per_s:9.0%}"
+            f"{operations(config, case.batch) / best / peak:9.0%}"
+        )
+
+
+def ceilings(backend: NativeBackend, num_bytes: int) -> Ceilings:
+    """Measure the machine; reads go over as many bytes as the weights have."""
+    machine = backend.machine
+    return Ceilings(
+        machine.barrier_ns(),
+        machine.read_gb_per_s(num_bytes),
+        machine.peak_int8_ops(),
+        machine.peak_float_ops(),
+    )
+
+
+def report_numpy(checkpoint: Checkpoint, seconds: float) -> None:
+    """Print the numpy backend's table."""
+    step = compiled(NumpyBackend(), checkpoint, "float32", 64 * (CONTEXT // BLOCK_SIZE) + 64)
+    print("\nnumpy, float32")
+    for case in cases(checkpoint.config.vocab_size):
+        best, median = measure(step, case.batch, seconds)
+        rate = case.batch.num_tokens / best
+        print(f"  {case.name:14}{best * 1e3:9.1f}{median * 1e3:9.1f}{rate:10.0f}")
+
+
+def main() -> None:
+    """Parse the command line and print all tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    default = Path.home() / ".cache/octavo/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    parser.add_argument("--model", type=Path, default=default)
+    parser.add_argument("--precision", nargs="+", default=["int8", "file", "bfloat16", "float32"])
+    parser.add_argument("--isa", default="auto")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--kv-dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--seconds", type=float, default=2.0, help="per step")
+    parser.add_argument("--numpy", action="store_true", help="also the numpy backend")
+    arguments = parser.parse_args()
+    checkpoint = open_checkpoint(arguments.model)
+    options = NativeOptions(isa=arguments.isa, threads=arguments.threads)
+    for precision in arguments.precision:
+        backend = NativeBackend(precision, options)
+        print(f"{backend.isa}, {backend.threads} threads", end="")
+        report(checkpoint, backend, arguments.kv_dtype, precision, arguments.seconds)
+    if arguments.numpy:
+        report_numpy(checkpoint, arguments.seconds)
+
+
+if __name__ == "__main__":
+    main()

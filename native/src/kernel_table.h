@@ -1,0 +1,193 @@
+// What a translation unit of one instruction set offers to the rest of the backend.
+//
+// Everything that crosses this border is plain data. Code compiled for one instruction set must not
+// instantiate templates of the standard library: the linker keeps one copy of each for the whole
+// extension, and that copy could use instructions that this CPU lacks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "encodings.h"
+
+namespace octavo {
+
+// How a packed weight holds its values. Groups are 32 consecutive inputs of one output.
+enum class Format : int {
+  kF32 = 0,
+  kBF16 = 1,
+  kI8Channel = 2,  // int8, one scale per output
+  kI8Group = 3,    // int8, one float16 scale per group (GGUF Q8_0 as it is)
+  kU4Group = 4,    // 4 bits less 8, one float16 scale per group (GGUF Q4_0 as it is)
+  kU4GroupMin = 5, // 4 bits, float16 scale and minimum per group (GGUF Q4_1 as it is)
+};
+
+constexpr int64_t kGroup = 32;
+
+inline bool is_quantised(Format format) { return format >= Format::kI8Channel; }
+
+// A matrix cut into panels of 2 * lanes outputs each. In a gated matrix a panel holds `lanes` rows
+// of the gate and the same rows of up, so that activation(gate) * up never leaves registers.
+struct PackedWeight {
+  Format format;
+  int64_t outputs;      // rows of the matrix (gate and up together)
+  int64_t inputs;
+  int64_t groups;       // ceil(inputs / 32); 0 for float formats
+  int64_t panels;
+  int64_t panel_bytes;
+  bool gated;
+  const uint8_t* data;
+  const float* bias;    // per panel column, 0 in the padding; null: none
+
+  int64_t features() const { return gated ? outputs / 2 : outputs; }
+};
+
+// A matrix as a file holds it, in parts that are stacked along the outputs.
+struct SourcePart {
+  Encoding encoding;
+  const uint8_t* data;
+  int64_t rows;
+  int64_t row_bytes;
+};
+
+struct PackSource {
+  const SourcePart* parts;
+  int64_t num_parts;
+};
+
+// Activations quantised per group: int8 values, padded to whole groups, then one of these a group,
+// then a RowStart.
+struct GroupScale {
+  float scale;
+  float scaled_sum;     // scale * sum of the quantised values
+  int32_t start;        // where a group's sum starts, if weights carry an offset: -offset * sum
+};
+
+// Where a row's sum starts if weights carry an offset and groups have no scale of their own: the
+// sum of scale * start over the groups.
+struct RowStart {
+  float start;
+};
+
+enum class Gate : int { kNone = 0, kSilu = 1, kGeluTanh = 2 };
+
+struct GemmArgs {
+  const uint8_t* x;     // first row, prepared for the weight's format
+  int64_t x_stride;     // bytes
+  int64_t rows;
+  int64_t first_panel;
+  int64_t last_panel;
+  float* out;           // first row
+  int64_t out_stride;   // floats
+  const float* residual;  // added to the result, same stride as out; null: none
+  Gate gate;            // kNone unless the weight is gated
+  float softcap;        // 0: none
+};
+
+enum class KVType : int { kF32 = 0, kBF16 = 1 };
+
+// The KV of one layer. For each block and head: keys [dim/2][padded slots][2] (bfloat16) or
+// [dim][padded slots] (float32), values [slots/2][dim][2] or [slots][dim]. Tokens lie across
+// lanes in the keys and along them in the values, so neither product needs a horizontal sum.
+struct KVLayer {
+  uint8_t* keys;
+  uint8_t* values;
+  int64_t key_bytes;    // of one block and head
+  int64_t value_bytes;
+  int64_t block_size;
+  int64_t padded_slots; // block_size rounded up to whole vectors
+  int64_t kv_heads;
+  int64_t dim;
+  KVType type;
+
+  uint8_t* key(int64_t block, int64_t head) const {
+    return keys + (block * kv_heads + head) * key_bytes;
+  }
+  uint8_t* value(int64_t block, int64_t head) const {
+    return values + (block * kv_heads + head) * value_bytes;
+  }
+};
+
+struct AttentionShape {
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t dim;
+  float scale;
+  float softcap;        // 0: none
+  int64_t window;       // 0: none
+  int64_t rotary_dim;
+  const float* q_norm;  // null: none
+  const float* k_norm;
+  float norm_eps;
+};
+
+// Rotates q and k of one row of [q | k | v] and stores k and v. q stays in place.
+struct RopeArgs {
+  float* qkv;
+  const float* cos;     // rotary_dim / 2 values, magnitude applied
+  const float* sin;
+  int64_t slot;
+};
+
+// Queries of consecutive rows of one sequence and all query heads of one KV head, over the tokens
+// [first_token, last_token) of that sequence.
+struct AttendArgs {
+  const float* q;       // head 0 of the KV head's first query head, first row
+  int64_t q_stride;     // floats from row to row
+  const int32_t* positions;  // of the rows
+  int64_t rows;
+  const int32_t* block_table;
+  int64_t kv_head;
+  int64_t first_token;
+  int64_t last_token;
+  float* scratch;       // attend_scratch(...) floats, owned by the calling thread
+  float* out;           // normalised result, same layout as q; null: leave the partial state
+  int64_t out_stride;
+  float* partial;       // [rows * heads per KV head][dim + 2]: sums, running maximum, weight sum
+};
+
+struct KernelTable {
+  const char* name;
+  int lanes;            // floats in a vector
+
+  // Packing. `pack` fills panels [first, last) of `weight.data`, which the caller allocated.
+  int64_t (*panel_bytes)(Format, int64_t inputs);
+  void (*pack)(const PackedWeight& weight, const PackSource& source, uint8_t* out,
+               int64_t first, int64_t last, float* scratch);
+  void (*unpack_row)(const PackedWeight& weight, int64_t row, float scale, float* out);
+
+  // Rows.
+  void (*quantise)(const float* x, int64_t inputs, uint8_t* out);
+  void (*rms_norm)(const float* x, const float* weight, float eps, int64_t size, float* out);
+  void (*add)(const float* x, const float* y, int64_t size, float* out);
+  void (*gated)(const float* gate_up, Gate gate, int64_t size, float* out);
+  void (*softmax_merge)(const float* const* partials, int64_t count, int64_t dim, float* out);
+
+  void (*gemm)(const PackedWeight& weight, const GemmArgs& args);
+  void (*rope_and_store)(const KVLayer& kv, const AttentionShape& shape, const RopeArgs& args);
+  void (*attend)(const KVLayer& kv, const AttentionShape& shape, const AttendArgs& args);
+
+  // The machine's ceilings.
+  int64_t (*spin_int8)(int64_t rounds, float* sink);   // returns operations done
+  int64_t (*spin_float)(int64_t rounds, float* sink);  // sink has 2 values
+  void (*read_stream)(const uint8_t* data, int64_t bytes, float* sink);
+};
+
+// Bytes of one row of activations prepared for a quantised format.
+inline int64_t quantised_row_bytes(int64_t inputs) {
+  const int64_t groups = (inputs + kGroup - 1) / kGroup;
+  const int64_t bytes = groups * (kGroup + static_cast<int64_t>(sizeof(GroupScale)));
+  return (bytes + static_cast<int64_t>(sizeof(RowStart)) + 15) / 16 * 16;
+}
+
+// Most tokens whose scores are held at once, and most query vectors of a tile (any set).
+constexpr int64_t kScoreTokens = 128;
+constexpr int64_t kMaxQueryTile = 12;
+
+// Floats of scratch that `attend` needs: the query tile, its scores, and state per query vector.
+inline int64_t attend_scratch(int64_t query_vectors, int64_t dim) {
+  const int64_t padded = (dim + 15) / 16 * 16 + 16;
+  return query_vectors * (2 * padded + 2) + kMaxQueryTile * (kScoreTokens + padded) + 64;
+}
+
+}  // namespace octavo

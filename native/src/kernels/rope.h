@@ -1,0 +1,58 @@
+// Rotary embedding of one row, and its keys and values into the paged KV.
+
+OCTAVO_INLINE void rotate_head(float* head, const float* cos, const float* sin, int64_t half) {
+  int64_t i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const F low = load(head + i), high = load(head + half + i);
+    const F c = load(cos + i), s = load(sin + i);
+    store(head + i, low * c - high * s);
+    store(head + half + i, high * c + low * s);
+  }
+  for (; i < half; ++i) {
+    const float low = head[i], high = head[half + i];
+    head[i] = low * cos[i] - high * sin[i];
+    head[half + i] = high * cos[i] + low * sin[i];
+  }
+}
+
+OCTAVO_INLINE void store_key(const KVLayer& kv, uint8_t* to, int64_t offset, const float* key) {
+  if (kv.type == KVType::kF32) {
+    auto* keys = reinterpret_cast<float*>(to) + offset;
+    for (int64_t d = 0; d < kv.dim; ++d) keys[d * kv.padded_slots] = key[d];
+    return;
+  }
+  auto* pairs = reinterpret_cast<uint32_t*>(to) + offset;
+  for (int64_t d = 0; d < kv.dim; d += 2) {
+    const uint32_t low = float_to_bfloat16(key[d]);
+    const uint32_t high = d + 1 < kv.dim ? float_to_bfloat16(key[d + 1]) : 0;
+    pairs[d / 2 * kv.padded_slots] = low | high << 16;
+  }
+}
+
+OCTAVO_INLINE void store_value(const KVLayer& kv, uint8_t* to, int64_t offset,
+                               const float* value) {
+  if (kv.type == KVType::kF32) {
+    __builtin_memcpy(to + offset * kv.dim * 4, value, kv.dim * 4);
+    return;
+  }
+  auto* halves = reinterpret_cast<uint16_t*>(to) + offset / 2 * kv.dim * 2 + offset % 2;
+  for (int64_t d = 0; d < kv.dim; ++d) halves[2 * d] = float_to_bfloat16(value[d]);
+}
+
+static void rope_and_store(const KVLayer& kv, const AttentionShape& shape, const RopeArgs& args) {
+  const int64_t half = shape.rotary_dim / 2;
+  const int64_t rotated = shape.heads + shape.kv_heads;
+  for (int64_t h = 0; h < rotated; ++h) {
+    float* head = args.qkv + h * shape.dim;
+    const float* norm = h < shape.heads ? shape.q_norm : shape.k_norm;
+    if (norm) rms_norm(head, norm, shape.norm_eps, shape.dim, head);
+    rotate_head(head, args.cos, args.sin, half);
+  }
+  const int64_t block = args.slot / kv.block_size, offset = args.slot % kv.block_size;
+  const float* key = args.qkv + shape.heads * shape.dim;
+  const float* value = key + shape.kv_heads * shape.dim;
+  for (int64_t h = 0; h < shape.kv_heads; ++h) {
+    store_key(kv, kv.key(block, h), offset, key + h * shape.dim);
+    store_value(kv, kv.value(block, h), offset, value + h * shape.dim);
+  }
+}

@@ -1,0 +1,18 @@
+// The kernels of one instruction set, put together. Included inside its namespace.
+
+#include "simd/vec.h"
+#include "kernels/rows.h"
+#include "kernels/gemm.h"
+#include "kernels/pack.h"
+#include "kernels/rope.h"
+#include "kernels/attention.h"
+#include "kernels/ceilings.h"
+
+const KernelTable& table() {
+  static constexpr KernelTable kTable = {
+      OCTAVO_ISA_NAME, kLanes, panel_bytes, pack, unpack_row, quantise, rms_norm, add, gated,
+      softmax_merge, gemm, rope_and_store, attend,
+      spin_int8, spin_float, read_stream,
+  };
+  return kTable;
+}

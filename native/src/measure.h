@@ -1,0 +1,16 @@
+// The machine's ceilings, measured with the pool that steps run on.
+#pragma once
+
+#include <cstdint>
+
+#include "kernel_table.h"
+#include "pool.h"
+
+namespace octavo {
+
+double measure_barrier_ns(Pool& pool);                     // one barrier of all threads
+double measure_read_gb_per_s(Pool& pool, const KernelTable& kernels, int64_t bytes);
+double measure_peak_int8(Pool& pool, const KernelTable& kernels);   // operations per second
+double measure_peak_float(Pool& pool, const KernelTable& kernels);  // operations per second
+
+}  // namespace octavo

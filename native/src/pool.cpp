@@ -1,0 +1,100 @@
+#include "pool.h"
+
+#include <algorithm>
+
+#include "machine.h"
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+namespace octavo {
+
+namespace {
+
+// Turns of a spin loop before a waiting thread lets others run, some 100 microseconds. Phases of a
+// step end closer together than that: whoever waits longer shares its CPU with what it waits for.
+constexpr int kSpinsBeforeYield = 2000;
+// Turns of a spin loop between two steps before a worker sleeps: some 100 microseconds, the time
+// that the engine needs to sample and plan.
+constexpr int kSpinsBeforeSleep = 3000;
+
+inline void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+}  // namespace
+
+void Barrier::wait() {
+  if (threads_ == 1) return;
+  const unsigned generation = generation_.load(std::memory_order_acquire);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
+    arrived_.store(0, std::memory_order_relaxed);
+    generation_.store(generation + 1, std::memory_order_release);
+    return;
+  }
+  for (int spins = 0; generation_.load(std::memory_order_acquire) == generation;) {
+    pause_cpu();
+    if (++spins >= kSpinsBeforeYield) std::this_thread::yield();
+  }
+}
+
+Pool::Pool(int threads, std::vector<int> cpus) : threads_(threads), barrier_(threads) {
+  for (int thread = 1; thread < threads; ++thread) {
+    const int cpu = thread < static_cast<int>(cpus.size()) ? cpus[thread] : -1;
+    workers_.emplace_back([this, thread, cpu] { work(thread, cpu); });
+  }
+}
+
+Pool::~Pool() {
+  stopping_.store(true, std::memory_order_release);
+  ticket_.fetch_add(1, std::memory_order_release);
+  ticket_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void Pool::run(const Job& job) {
+  std::lock_guard<std::mutex> lock(running_);
+  job_ = &job;
+  busy_.store(threads_ - 1, std::memory_order_relaxed);
+  ticket_.fetch_add(1, std::memory_order_release);
+  ticket_.notify_all();
+  job(0);
+  for (int spins = 0; busy_.load(std::memory_order_acquire) != 0;) {
+    pause_cpu();
+    if (++spins >= kSpinsBeforeYield) std::this_thread::yield();
+  }
+}
+
+void Pool::for_each(int64_t count, int64_t chunk,
+                    const std::function<void(int64_t, int64_t)>& body) {
+  std::atomic<int64_t> next{0};
+  run([&](int) {
+    for (;;) {
+      const int64_t begin = next.fetch_add(chunk, std::memory_order_relaxed);
+      if (begin >= count) return;
+      body(begin, std::min(count, begin + chunk));
+    }
+  });
+}
+
+void Pool::work(int thread, int cpu) {
+  if (cpu >= 0) pin_this_thread(cpu);
+  unsigned seen = 0;
+  for (;;) {
+    for (int spins = 0; ticket_.load(std::memory_order_acquire) == seen && spins < kSpinsBeforeSleep;
+         ++spins)
+      pause_cpu();
+    ticket_.wait(seen, std::memory_order_acquire);
+    ++seen;
+    if (stopping_.load(std::memory_order_acquire)) return;
+    (*job_)(thread);
+    busy_.fetch_sub(1, std::memory_order_acq_rel);
+  }
+}
+
+}  // namespace octavo

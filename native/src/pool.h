@@ -1,0 +1,59 @@
+// Threads that work on one step together: they spin while a step runs and sleep between steps.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace octavo {
+
+// Meeting point of all threads of a pool. Everything written before it is seen after it.
+class Barrier {
+ public:
+  explicit Barrier(int threads) : threads_(threads) {}
+  void wait();
+
+ private:
+  const int threads_;
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<unsigned> generation_{0};
+};
+
+class Pool {
+ public:
+  using Job = std::function<void(int thread)>;
+
+  // `cpus` pins worker i to cpus[i]; empty: the workers float. The calling thread of `run` is
+  // thread 0 and is never pinned: it belongs to the caller.
+  Pool(int threads, std::vector<int> cpus);
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  int threads() const { return threads_; }
+  Barrier& barrier() { return barrier_; }
+
+  // Runs `job` on every thread and returns when all are done. Calls from several threads queue.
+  // A job must not throw.
+  void run(const Job& job);
+
+  // Splits [0, count) into chunks that threads claim one after the other.
+  void for_each(int64_t count, int64_t chunk, const std::function<void(int64_t, int64_t)>& body);
+
+ private:
+  void work(int thread, int cpu);
+
+  const int threads_;
+  Barrier barrier_;
+  std::mutex running_;
+  const Job* job_ = nullptr;
+  alignas(64) std::atomic<unsigned> ticket_{0};  // grows with each job, and at the end
+  alignas(64) std::atomic<int> busy_{0};
+  std::atomic<bool> stopping_{false};
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,379 @@
+#include "program.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+namespace octavo {
+
+namespace {
+
+constexpr int64_t kBlockRows = 128;       // of activations that fit the second-level cache
+constexpr int64_t kMinRowsPerThread = 48; // from here on, threads take rows instead of columns
+constexpr int64_t kPrepareAlone = 2;      // rows that each thread prepares for itself: no barrier
+
+int64_t share(int64_t count, int part, int parts) { return count * part / parts; }
+
+}  // namespace
+
+Program::Program(const KernelTable& kernels, Pool& pool, KVCache& kv)
+    : kernels_(kernels), pool_(pool), kv_(kv), scratch_(pool.threads()) {}
+
+int Program::buffer(int64_t features, Rows rows) {
+  buffers_.push_back({features, rows, Memory()});
+  token_capacity_ = logits_capacity_ = 0;
+  return static_cast<int>(buffers_.size()) - 1;
+}
+
+int Program::rope(Rope rope) {
+  ropes_.push_back(std::move(rope));
+  return static_cast<int>(ropes_.size()) - 1;
+}
+
+void Program::append(const Op& appended) {
+  Op op = appended;
+  if (op.kind == Op::Kind::kEmbed) vocab_ = std::min(vocab_, op.weight->packed().outputs);
+  if (op.kind == Op::Kind::kLinear) {
+    max_prepared_ = std::max(max_prepared_, prepared_stride(op));
+    max_inputs_ = std::max(max_inputs_, op.weight->packed().inputs);
+  }
+  if (op.kind == Op::Kind::kAttend) {
+    const AttentionShape& shape = op.attention;
+    const PlanKey key{shape.kv_heads, shape.heads / shape.kv_heads, shape.window};
+    const auto same = [&](const PlanKey& other) {
+      return other.kv_heads == key.kv_heads && other.heads == key.heads &&
+             other.window == key.window;
+    };
+    const auto found = std::find_if(plan_keys_.begin(), plan_keys_.end(), same);
+    op.plan = static_cast<int>(found - plan_keys_.begin());
+    if (found == plan_keys_.end()) plan_keys_.push_back(key);
+  }
+  ops_.push_back(op);
+  cut_segments();
+}
+
+void Program::cut_segments() {
+  segments_.clear();
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    const Op& op = ops_[i];
+    const bool rows_only = op.kind != Op::Kind::kAttend && op.kind != Op::Kind::kTakeRows &&
+                           buffers_[op.out].rows == Rows::kTokens;
+    if (rows_only && !segments_.empty() && segments_.back().rows_only)
+      segments_.back().last = i + 1;
+    else
+      segments_.push_back({i, i + 1, rows_only});
+  }
+  counters_ = std::make_unique<Counter[]>(segments_.size());
+}
+
+int64_t Program::result_features() const { return buffers_[ops_.back().out].features; }
+
+float* Program::row(int buffer, int64_t index) const {
+  return buffers_[buffer].data.as<float>() + index * buffers_[buffer].features;
+}
+
+int64_t Program::num_rows(Rows rows) const {
+  return rows == Rows::kTokens ? batch_->tokens : batch_->logits;
+}
+
+// Float weights without a norm read the input where it is.
+bool Program::is_in_place(const Op& op) const {
+  return !is_quantised(op.weight->packed().format) && !op.norm;
+}
+
+int64_t Program::prepared_stride(const Op& op) const {
+  const PackedWeight& weight = op.weight->packed();
+  return is_quantised(weight.format) ? quantised_row_bytes(weight.inputs)
+                                     : weight.inputs * static_cast<int64_t>(sizeof(float));
+}
+
+void Program::check(const Batch& batch) const {
+  const KVShape& shape = kv_.shape();
+  const std::string fault = check_batch(batch, {vocab_, shape.blocks, shape.block_size});
+  if (!fault.empty()) throw std::invalid_argument(fault);
+}
+
+void Program::reserve_rows(int64_t tokens, int64_t logits) {
+  if (tokens <= token_capacity_ && logits <= logits_capacity_) return;
+  // Decodes come and go one by one: grow in steps so that a step seldom allocates.
+  const auto rounded = [](int64_t rows) { return (rows + 63) / 64 * 64; };
+  token_capacity_ = std::max(token_capacity_, rounded(tokens));
+  logits_capacity_ = std::max(logits_capacity_, rounded(logits));
+  for (Buffer& buffer : buffers_) {
+    const int64_t rows = buffer.rows == Rows::kTokens ? token_capacity_ : logits_capacity_;
+    const size_t bytes = rows * buffer.features * sizeof(float);
+    if (buffer.data.size() < bytes) buffer.data = Memory(bytes);
+  }
+  prepared_ = Memory(std::max(token_capacity_, logits_capacity_) * max_prepared_);
+  angles_.clear();
+  for (const Rope& rope : ropes_)
+    angles_.emplace_back(token_capacity_ * 2 * rope.inv_freq.size() * sizeof(float));
+}
+
+void Program::plan_step(const Batch& batch) {
+  plans_.clear();
+  parts_left_.resize(plan_keys_.size());
+  parts_capacity_.resize(plan_keys_.size(), 0);
+  int64_t partial_vectors = 0, most_vectors = 1;
+  for (size_t i = 0; i < plan_keys_.size(); ++i) {
+    const PlanKey& key = plan_keys_[i];
+    plans_.push_back(
+        plan_attention(batch, key.kv_heads, key.heads, key.window, pool_.threads()));
+    const AttentionPlan& plan = plans_.back();
+    const auto groups = static_cast<int64_t>(plan.groups.size());
+    if (groups > parts_capacity_[i]) {
+      parts_left_[i] = std::make_unique<std::atomic<int64_t>[]>(groups);
+      parts_capacity_[i] = groups;
+    }
+    for (int64_t g = 0; g < groups; ++g)
+      parts_left_[i][g].store(plan.groups[g].parts, std::memory_order_relaxed);
+    partial_vectors = std::max(partial_vectors, plan.partial_vectors);
+    most_vectors = std::max(most_vectors, plan.most_vectors);
+  }
+  const int64_t dim = kv_.shape().dim;
+  const size_t partial_bytes = partial_vectors * (dim + 2) * sizeof(float);
+  if (partials_.size() < partial_bytes) partials_ = Memory(partial_bytes);
+  const size_t attention_bytes = attend_scratch(most_vectors, dim) * sizeof(float);
+  for (Scratch& scratch : scratch_)
+    if (scratch.attention.size() < attention_bytes) scratch.attention = Memory(attention_bytes);
+}
+
+void Program::reserve(const Batch& batch) {
+  reserve_rows(batch.tokens, batch.logits);
+  const int64_t rows = std::max(kBlockRows, kPrepareAlone);
+  for (Scratch& scratch : scratch_) {
+    scratch.normed.resize(max_inputs_);
+    if (scratch.prepared.size() < static_cast<size_t>(rows * max_prepared_))
+      scratch.prepared = Memory(rows * max_prepared_);
+  }
+  const int threads = pool_.threads();
+  by_blocks_ = batch.tokens >= kMinRowsPerThread * threads;
+  if (by_blocks_) {
+    // As many blocks as fill every thread equally often.
+    const int64_t rounds = (batch.tokens + kBlockRows * threads - 1) / (kBlockRows * threads);
+    block_rows_ = (batch.tokens + rounds * threads - 1) / (rounds * threads);
+  }
+  for (size_t i = 0; i < segments_.size(); ++i)
+    counters_[i].next.store(0, std::memory_order_relaxed);
+}
+
+const float* Program::run(const Batch& batch) {
+  check(batch);
+  reserve(batch);
+  plan_step(batch);
+  batch_ = &batch;
+  pool_.run([this](int thread) { run_thread(thread); });
+  batch_ = nullptr;
+  return row(ops_.back().out, 0);
+}
+
+void Program::run_thread(int thread) {
+  const int threads = pool_.threads();
+  compute_angles(share(batch_->tokens, thread, threads),
+                 share(batch_->tokens, thread + 1, threads));
+  pool_.barrier().wait();
+  for (size_t i = 0; i < segments_.size(); ++i) {
+    const Segment& segment = segments_[i];
+    if (segment.rows_only && by_blocks_) {
+      run_blocks(segment, counters_[i], thread);
+      pool_.barrier().wait();
+      continue;
+    }
+    for (size_t at = segment.first; at < segment.last; ++at) {
+      if (ops_[at].kind == Op::Kind::kAttend)
+        attend(ops_[at], counters_[i], thread);
+      else
+        run_by_columns(ops_[at], thread);
+      pool_.barrier().wait();
+    }
+  }
+}
+
+void Program::compute_angles(int64_t begin, int64_t end) {
+  for (size_t r = 0; r < ropes_.size(); ++r) {
+    const Rope& rope = ropes_[r];
+    const auto pairs = static_cast<int64_t>(rope.inv_freq.size());
+    for (int64_t token = begin; token < end; ++token) {
+      float* cos = angles_[r].as<float>() + token * 2 * pairs;
+      for (int64_t i = 0; i < pairs; ++i) {
+        // The product is rounded to float32, as in the tables that models were trained with.
+        const float angle = static_cast<float>(batch_->positions[token]) * rope.inv_freq[i];
+        cos[i] = static_cast<float>(std::cos(static_cast<double>(angle))) * rope.magnitude;
+        cos[pairs + i] = static_cast<float>(std::sin(static_cast<double>(angle))) * rope.magnitude;
+      }
+    }
+  }
+}
+
+void Program::run_blocks(const Segment& segment, Counter& counter, int thread) {
+  for (;;) {
+    const int64_t begin = counter.next.fetch_add(block_rows_, std::memory_order_relaxed);
+    if (begin >= batch_->tokens) return;
+    const int64_t end = std::min(batch_->tokens, begin + block_rows_);
+    for (size_t at = segment.first; at < segment.last; ++at) {
+      const Op& op = ops_[at];
+      if (op.kind != Op::Kind::kLinear) {
+        on_rows(op, begin, end, thread);
+        continue;
+      }
+      const uint8_t* x = prepare(op, begin, end, scratch_[thread].prepared.data(), thread);
+      gemm(op, x, begin, end, 0, op.weight->packed().panels);
+    }
+  }
+}
+
+void Program::run_by_columns(const Op& op, int thread) {
+  if (op.kind == Op::Kind::kLinear) return linear_by_columns(op, thread);
+  const int64_t rows = num_rows(buffers_[op.out].rows);
+  on_rows(op, share(rows, thread, pool_.threads()), share(rows, thread + 1, pool_.threads()),
+          thread);
+}
+
+void Program::linear_by_columns(const Op& op, int thread) {
+  const int64_t rows = num_rows(buffers_[op.out].rows);
+  const int threads = pool_.threads();
+  const uint8_t* x;
+  if (rows <= kPrepareAlone || is_in_place(op)) {
+    x = prepare(op, 0, rows, scratch_[thread].prepared.data(), thread);
+  } else {
+    const int64_t begin = share(rows, thread, threads), end = share(rows, thread + 1, threads);
+    prepare(op, begin, end, prepared_.data() + begin * prepared_stride(op), thread);
+    x = prepared_.data();
+    pool_.barrier().wait();
+  }
+  const int64_t panels = op.weight->packed().panels;
+  gemm(op, x, 0, rows, share(panels, thread, threads), share(panels, thread + 1, threads));
+}
+
+// Norms and quantises rows [begin, end) of the input as the weight's format wants it; returns where
+// row `begin` lies.
+const uint8_t* Program::prepare(const Op& op, int64_t begin, int64_t end, uint8_t* to,
+                                int thread) {
+  if (is_in_place(op)) return reinterpret_cast<const uint8_t*>(row(op.in, begin));
+  const PackedWeight& weight = op.weight->packed();
+  const bool quantised = is_quantised(weight.format);
+  const int64_t stride = prepared_stride(op);
+  for (int64_t r = begin; r < end; ++r) {
+    uint8_t* out = to + (r - begin) * stride;
+    const float* x = row(op.in, r);
+    if (op.norm) {
+      float* normed = quantised ? scratch_[thread].normed.data() : reinterpret_cast<float*>(out);
+      kernels_.rms_norm(x, op.norm, op.eps, weight.inputs, normed);
+      x = normed;
+    }
+    if (quantised) kernels_.quantise(x, weight.inputs, out);
+  }
+  return to;
+}
+
+void Program::gemm(const Op& op, const uint8_t* x, int64_t begin, int64_t end, int64_t first_panel,
+                   int64_t last_panel) {
+  GemmArgs args{};
+  args.x = x;
+  args.x_stride = is_in_place(op) ? buffers_[op.in].features * static_cast<int64_t>(sizeof(float))
+                                  : prepared_stride(op);
+  args.rows = end - begin;
+  args.first_panel = first_panel;
+  args.last_panel = last_panel;
+  args.out = row(op.out, begin);
+  args.out_stride = buffers_[op.out].features;
+  args.residual = op.other >= 0 ? row(op.other, begin) : nullptr;
+  args.gate = op.gate;
+  args.softcap = op.softcap;
+  kernels_.gemm(op.weight->packed(), args);
+}
+
+void Program::on_rows(const Op& op, int64_t begin, int64_t end, int thread) {
+  (void)thread;
+  for (int64_t r = begin; r < end; ++r) {
+    float* out = row(op.out, r);
+    const int64_t features = buffers_[op.out].features;
+    switch (op.kind) {
+      case Op::Kind::kEmbed:
+        kernels_.unpack_row(op.weight->packed(), batch_->token_ids[r], op.scale, out);
+        break;
+      case Op::Kind::kNorm:
+        kernels_.rms_norm(row(op.in, r), op.norm, op.eps, features, out);
+        break;
+      case Op::Kind::kAdd:
+        kernels_.add(row(op.in, r), row(op.other, r), features, out);
+        break;
+      case Op::Kind::kGated:
+        kernels_.gated(row(op.in, r), op.gate, features, out);
+        break;
+      case Op::Kind::kTakeRows:
+        std::memcpy(out, row(op.in, batch_->logits_rows[r]), features * sizeof(float));
+        break;
+      case Op::Kind::kRopeAndStore: {
+        const auto pairs = static_cast<int64_t>(ropes_[op.rope].inv_freq.size());
+        const float* cos = angles_[op.rope].as<float>() + r * 2 * pairs;
+        kernels_.rope_and_store(kv_.layer(op.layer), op.attention,
+                                {row(op.in, r), cos, cos + pairs, batch_->slots[r]});
+        break;
+      }
+      case Op::Kind::kLinear:
+      case Op::Kind::kAttend:
+        break;  // not row by row
+    }
+  }
+}
+
+void Program::attend(const Op& op, Counter& counter, int thread) {
+  const AttentionPlan& plan = plans_[op.plan];
+  const auto count = static_cast<int64_t>(plan.items.size());
+  // The most costly items come first, one by one; many small ones are claimed several at a time.
+  const int64_t chunk = std::max<int64_t>(1, count / (pool_.threads() * 16));
+  for (;;) {
+    const int64_t begin = counter.next.fetch_add(chunk, std::memory_order_relaxed);
+    if (begin >= count) return;
+    for (int64_t i = begin; i < std::min(count, begin + chunk); ++i)
+      attend_item(op, plan, plan.items[i], thread);
+  }
+}
+
+void Program::attend_item(const Op& op, const AttentionPlan& plan, const AttendItem& item,
+                          int thread) {
+  const AttentionShape& shape = op.attention;
+  const int64_t heads = shape.heads / shape.kv_heads;
+  const int64_t offset = item.kv_head * heads * shape.dim;
+  AttendArgs args{};
+  args.q = row(op.in, item.row) + offset;
+  args.q_stride = buffers_[op.in].features;
+  args.positions = batch_->positions + item.row;
+  args.rows = item.rows;
+  args.block_table = batch_->block_tables + item.sequence * batch_->table_width;
+  args.kv_head = item.kv_head;
+  args.first_token = item.first_token;
+  args.last_token = item.last_token;
+  args.scratch = scratch_[thread].attention.as<float>();
+  args.out = row(op.out, item.row) + offset;
+  args.out_stride = buffers_[op.out].features;
+  if (item.group >= 0) {
+    const int64_t vector = plan.groups[item.group].state + item.part * item.rows * heads;
+    args.partial = partials_.as<float>() + vector * (shape.dim + 2);
+  }
+  kernels_.attend(kv_.layer(op.layer), shape, args);
+  if (item.group < 0) return;
+  std::atomic<int64_t>& left = parts_left_[op.plan][item.group];
+  if (left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  left.store(plan.groups[item.group].parts, std::memory_order_relaxed);  // for the next layer
+  join_parts(op, plan, item);
+}
+
+void Program::join_parts(const Op& op, const AttentionPlan& plan, const AttendItem& item) {
+  const AttentionShape& shape = op.attention;
+  const int64_t heads = shape.heads / shape.kv_heads;
+  const SplitGroup& group = plan.groups[item.group];
+  std::vector<const float*> states(group.parts);
+  for (int64_t v = 0; v < item.rows * heads; ++v) {
+    for (int64_t part = 0; part < group.parts; ++part)
+      states[part] = partials_.as<float>() +
+                     (group.state + part * item.rows * heads + v) * (shape.dim + 2);
+    float* out = row(op.out, item.row + v / heads) +
+                 (item.kv_head * heads + v % heads) * shape.dim;
+    kernels_.softmax_merge(states.data(), group.parts, shape.dim, out);
+  }
+}
+
+}  // namespace octavo

@@ -1,0 +1,136 @@
+// A decoder's step, recorded once as a line of operations and replayed in one call.
+//
+// Few tokens (decodes): each linear is cut by columns over the threads, which meet at a barrier
+// after every operation. Many tokens (prefill): threads claim blocks of rows and carry each through
+// all operations up to the next attention without meeting, so weights are shared in the caches and
+// activations stay with their thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention_plan.h"
+#include "batch.h"
+#include "kernel_table.h"
+#include "kv_cache.h"
+#include "memory.h"
+#include "packing.h"
+#include "pool.h"
+
+namespace octavo {
+
+enum class Rows : int { kTokens = 0, kLogits = 1 };  // of a buffer: one per token, or per logits row
+
+struct Rope {
+  std::vector<float> inv_freq;
+  float magnitude;
+};
+
+// One operation. Which fields mean something depends on the kind.
+struct Op {
+  enum class Kind { kEmbed, kNorm, kLinear, kAdd, kGated, kRopeAndStore, kAttend, kTakeRows };
+
+  Kind kind;
+  int in = -1;
+  int out = -1;
+  int other = -1;                 // kAdd: second operand; kLinear: residual
+  const Weight* weight = nullptr;
+  const float* norm = nullptr;    // kNorm; kLinear: norm of the input first; null: none
+  float eps = 0;
+  float scale = 1;
+  float softcap = 0;
+  Gate gate = Gate::kNone;
+  int64_t layer = 0;
+  int rope = -1;
+  int plan = -1;                  // attention plans are shared by layers with equal windows
+  AttentionShape attention{};
+};
+
+class Program {
+ public:
+  Program(const KernelTable& kernels, Pool& pool, KVCache& kv);
+
+  int buffer(int64_t features, Rows rows);
+  int rope(Rope rope);
+  void append(const Op& op);      // operations that follow one another must be appended in order
+
+  // Runs a step and returns the last operation's buffer. Throws std::invalid_argument for a batch
+  // whose indices leave their arrays.
+  const float* run(const Batch& batch);
+  int64_t result_features() const;
+
+ private:
+  struct Buffer {
+    int64_t features;
+    Rows rows;
+    Memory data;
+  };
+  struct PlanKey { int64_t kv_heads, heads, window; };
+  // Operations [first, last) that a block of rows passes through without needing other rows.
+  struct Segment { size_t first, last; bool rows_only; };
+  // What one thread works on: rows [begin, end) and its share of columns.
+  struct Scratch {
+    std::vector<float> normed;
+    Memory prepared;
+    Memory attention;
+  };
+  struct alignas(64) Counter { std::atomic<int64_t> next{0}; };
+
+  void check(const Batch& batch) const;
+  void reserve(const Batch& batch);
+  void reserve_rows(int64_t tokens, int64_t logits);
+  void plan_step(const Batch& batch);
+  void cut_segments();
+
+  void run_thread(int thread);
+  void compute_angles(int64_t begin, int64_t end);
+  void run_blocks(const Segment& segment, Counter& counter, int thread);
+  void run_by_columns(const Op& op, int thread);
+  void linear_by_columns(const Op& op, int thread);
+  void attend(const Op& op, Counter& counter, int thread);
+  void attend_item(const Op& op, const AttentionPlan& plan, const AttendItem& item, int thread);
+  void join_parts(const Op& op, const AttentionPlan& plan, const AttendItem& item);
+
+  void on_rows(const Op& op, int64_t begin, int64_t end, int thread);
+  const uint8_t* prepare(const Op& op, int64_t begin, int64_t end, uint8_t* to, int thread);
+  void gemm(const Op& op, const uint8_t* x, int64_t begin, int64_t end, int64_t first_panel,
+            int64_t last_panel);
+
+  float* row(int buffer, int64_t index) const;
+  int64_t num_rows(Rows rows) const;
+  int64_t prepared_stride(const Op& op) const;
+  bool is_in_place(const Op& op) const;
+
+  const KernelTable& kernels_;
+  Pool& pool_;
+  KVCache& kv_;
+  std::vector<Op> ops_;
+  std::vector<Buffer> buffers_;
+  std::vector<Rope> ropes_;
+  std::vector<PlanKey> plan_keys_;
+  int64_t vocab_ = INT64_MAX;
+  int64_t max_prepared_ = 0;      // bytes of the widest prepared row
+  int64_t max_inputs_ = 0;
+
+  std::vector<Segment> segments_;
+  std::vector<Scratch> scratch_;  // per thread
+  Memory prepared_;               // shared by threads that split columns
+  std::vector<Memory> angles_;    // per rope: [tokens][2][rotary / 2], cos then sin
+  int64_t token_capacity_ = 0;
+  int64_t logits_capacity_ = 0;
+
+  // Of the step that runs.
+  const Batch* batch_ = nullptr;
+  bool by_blocks_ = false;
+  int64_t block_rows_ = 1;
+  std::vector<AttentionPlan> plans_;
+  std::unique_ptr<Counter[]> counters_;            // per segment
+  std::vector<std::unique_ptr<std::atomic<int64_t>[]>> parts_left_;  // per plan and split group
+  std::vector<int64_t> parts_capacity_;
+  Memory partials_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,1 @@
+"""The native backend: C++ kernels, replayed as one call per step."""

@@ -1,0 +1,154 @@
+"""The native backend: a decoder's step as one call into C++."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.errors import InvariantError, SettingError
+from octavo.core.plan import BlockCopy
+from octavo.kernels.batch import StepBatch
+from octavo.kernels.native import _native
+from octavo.kernels.native.fusion import fuse
+from octavo.kernels.native.graph import Recorder
+from octavo.kernels.native.program import build_program
+from octavo.kernels.native.weights import (
+    MatrixWeight,
+    Precision,
+    VectorWeight,
+    check_matrix,
+    stack_vectors,
+)
+from octavo.kernels.ops import Forward, KVSpec, StepFunction
+from octavo.kernels.weights import WeightTensor
+
+
+@dataclass(frozen=True, slots=True)
+class NativeOptions:
+    """How the native backend uses the machine."""
+
+    isa: str = "auto"
+    """Instruction set whose kernels run: ``auto`` for the fastest this CPU has, else a name."""
+    threads: int = 0
+    """Threads of a step, 0 for as many as affinity and cgroup limits allow."""
+    pin_threads: bool = True
+    """Whether worker threads stay on a CPU each."""
+
+
+class NativeBackend:
+    """Implements ``Backend`` in C++ for the instruction set of this CPU.
+
+    ``precision`` is how weights are held. Activations between operations are float32; quantised
+    weights meet them as int8 with a scale per 32 values. Arithmetic that is not quantised
+    accumulates in float32.
+
+    Reproducibility: a row's sums of products do not depend on its batch-mates; attention may be cut
+    elsewhere along the tokens when the batch is another one, which moves last bits.
+    """
+
+    def __init__(self, precision: Precision = "file", options: NativeOptions | None = None) -> None:
+        options = options or NativeOptions()
+        isas = _native.available_isas()
+        isa = isas[0] if options.isa == "auto" else options.isa
+        if isa not in isas:
+            raise SettingError(
+                f"This CPU or build has no kernels for {isa!r}; it has: {', '.join(isas)}.",
+                name="OCTAVO_ISA",
+            )
+        threads = options.threads or _native.usable_threads()
+        self._native = _native.Backend(isa, threads, options.pin_threads)
+        self._precision: Precision = precision
+        self._num_blocks = 0
+        self._weights: list[MatrixWeight] = []
+
+    @property
+    def name(self) -> str:
+        """``native``."""
+        return "native"
+
+    @property
+    def isa(self) -> str:
+        """Name of the instruction set whose kernels run."""
+        return self._native.isa
+
+    @property
+    def threads(self) -> int:
+        """Threads that share a step."""
+        return self._native.threads
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of all weights packed so far."""
+        return sum(packed.num_bytes for w in self._weights for packed in w.packed.values())
+
+    @property
+    def machine(self) -> _native.Backend:
+        """The extension's measurements of this machine's ceilings, on the pool of the steps."""
+        return self._native
+
+    def linear_weight(
+        self, parts: Sequence[WeightTensor], bias: Sequence[WeightTensor] = ()
+    ) -> MatrixWeight:
+        """Keep matrices stacked along their output axis, to be packed by ``compile``."""
+        check_matrix(parts)
+        return self._keep(MatrixWeight(parts, stack_vectors(bias) if bias else None))
+
+    def embedding(self, table: WeightTensor) -> MatrixWeight:
+        """Keep a table ``[vocab, features]``, to be packed by ``compile``."""
+        check_matrix([table])
+        return self._keep(MatrixWeight([table], is_table=True))
+
+    def vector(self, tensor: WeightTensor, *, offset: float = 0.0) -> VectorWeight:
+        """Decode a norm's weight and add ``offset``."""
+        values = stack_vectors([tensor]) + np.float32(offset)
+        return VectorWeight(_native.Vector(np.ascontiguousarray(values, np.float32)))
+
+    def allocate_kv(self, spec: KVSpec, num_blocks: int) -> None:
+        """Allocate zeroed KV; whatever an earlier call allocated is dropped.
+
+        Keys take whole vectors of slots: a block size that is no multiple of the vector (16 floats
+        at most) costs the padding.
+        """
+        self._native.allocate_kv(
+            spec.num_layers,
+            spec.num_kv_heads,
+            spec.head_dim,
+            spec.block_size,
+            num_blocks,
+            spec.dtype == "bfloat16",
+        )
+        self._num_blocks = num_blocks
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy whole blocks in all layers, in the order given."""
+        for copy in copies:
+            self._native.copy_block(copy.source, copy.target)
+
+    def compile(self, forward: Forward) -> StepFunction:
+        """Record ``forward`` once, pack its weights, and return a function that replays it."""
+        if self._num_blocks == 0:
+            raise InvariantError("allocate_kv must be called first.")
+        recorder = Recorder()
+        forward(recorder)
+        program = build_program(self._native, fuse(recorder.nodes), self._precision)
+
+        def step(batch: StepBatch) -> NDArray[np.float32]:
+            try:
+                return program.run(
+                    batch.token_ids,
+                    batch.positions,
+                    batch.cu_query_lens,
+                    batch.kv_lens,
+                    batch.block_tables,
+                    batch.slots,
+                    batch.logits_rows,
+                )
+            except ValueError as error:
+                raise InvariantError(str(error)) from error
+
+        return step
+
+    def _keep(self, weight: MatrixWeight) -> MatrixWeight:
+        self._weights.append(weight)
+        return weight

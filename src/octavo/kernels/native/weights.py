@@ -1,0 +1,148 @@
+"""Weights of the native backend, and the packed format that each is given."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.errors import LoadError
+from octavo.kernels.dequantize import to_float32
+from octavo.kernels.native import _native
+from octavo.kernels.weights import Encoding, WeightTensor
+
+Precision = Literal["float32", "bfloat16", "int8", "file"]
+"""How weights are held: all in one format, or each as near to the file's own as there is."""
+
+
+class Format(IntEnum):
+    """Packed formats, numbered as in ``kernel_table.h``."""
+
+    F32 = 0
+    BF16 = 1
+    I8_CHANNEL = 2
+    I8_GROUP = 3
+    U4_GROUP = 4
+    U4_GROUP_MIN = 5
+
+
+_ENCODINGS: Final = {
+    Encoding.F32: 0,
+    Encoding.F16: 1,
+    Encoding.BF16: 2,
+    Encoding.Q4_0: 3,
+    Encoding.Q4_1: 4,
+    Encoding.Q5_0: 5,
+    Encoding.Q5_1: 6,
+    Encoding.Q8_0: 7,
+    Encoding.Q4_K: 8,
+    Encoding.Q5_K: 9,
+    Encoding.Q6_K: 10,
+}
+"""Numbers of ``encodings.h``."""
+
+_NEAREST: Final = {
+    Encoding.F32: Format.F32,
+    Encoding.F16: Format.F32,
+    Encoding.BF16: Format.BF16,
+    Encoding.Q4_0: Format.U4_GROUP,
+    Encoding.Q4_1: Format.U4_GROUP_MIN,
+    Encoding.Q4_K: Format.U4_GROUP_MIN,
+    Encoding.Q5_0: Format.I8_GROUP,
+    Encoding.Q5_1: Format.I8_GROUP,
+    Encoding.Q5_K: Format.I8_GROUP,
+    Encoding.Q6_K: Format.I8_GROUP,
+    Encoding.Q8_0: Format.I8_GROUP,
+}
+"""Q8_0, Q4_0 and Q4_1 keep every bit; Q4_K keeps its 4-bit values and rounds scales to float16; 5
+and 6 bits become 8 with a scale per 32."""
+
+_WIDEST_FIRST: Final = (
+    Format.F32,
+    Format.BF16,
+    Format.I8_GROUP,
+    Format.U4_GROUP_MIN,
+    Format.U4_GROUP,
+)
+
+
+@dataclass(eq=False)
+class MatrixWeight:
+    """A matrix ``[outputs, inputs]`` in parts; packed when the program that uses it is built.
+
+    Packing waits because the layout depends on use: a gate and its up projection are interleaved.
+    """
+
+    parts: Sequence[WeightTensor]
+    bias: NDArray[np.float32] | None = None
+    is_table: bool = False
+    """Whether rows of it are looked up."""
+    packed: dict[bool, _native.Weight] = field(default_factory=dict)
+    """By whether it is gated."""
+
+    @property
+    def outputs(self) -> int:
+        """Rows of the matrix."""
+        return sum(part.shape[0] for part in self.parts)
+
+    @property
+    def inputs(self) -> int:
+        """Columns of the matrix."""
+        return self.parts[0].shape[-1]
+
+    @property
+    def has_other_uses(self) -> bool:
+        """Whether interleaving would spoil it for another use."""
+        return self.is_table
+
+    def pack(self, backend: _native.Backend, precision: Precision, gated: bool) -> _native.Weight:
+        """Return the packed matrix; its first call reads the file."""
+        if gated not in self.packed:
+            self.packed[gated] = backend.pack(
+                [
+                    (_ENCODINGS[part.encoding], np.ascontiguousarray(part.data).view(np.uint8))
+                    for part in self.parts
+                ],
+                self.inputs,
+                int(choose_format(self.parts, precision)),
+                gated,
+                self.bias,
+            )
+        return self.packed[gated]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VectorWeight:
+    """A norm's weight."""
+
+    packed: _native.Vector
+
+
+def choose_format(parts: Sequence[WeightTensor], precision: Precision) -> Format:
+    """Return the packed format of a matrix whose parts are stacked."""
+    if precision == "float32":
+        return Format.F32
+    if precision == "bfloat16":
+        return Format.BF16
+    if precision == "int8":
+        return Format.I8_CHANNEL
+    wanted = {_NEAREST[part.encoding] for part in parts}
+    if len(wanted) == 1:
+        return wanted.pop()
+    # 4-bit parts of different kinds, or stacked on wider ones, widen to what holds them all.
+    widest = next(format for format in _WIDEST_FIRST if format in wanted)
+    return Format.I8_GROUP if widest is Format.U4_GROUP_MIN else widest
+
+
+def stack_vectors(tensors: Sequence[WeightTensor]) -> NDArray[np.float32]:
+    """Return vectors one behind the other, decoded."""
+    return np.concatenate([to_float32(tensor) for tensor in tensors])
+
+
+def check_matrix(parts: Sequence[WeightTensor]) -> None:
+    """Raise ``LoadError`` unless all parts are matrices with as many inputs."""
+    for part in parts:
+        if len(part.shape) != 2 or part.shape[1] != parts[0].shape[1]:
+            raise LoadError(f"{part.name} has shape {part.shape}, which cannot be stacked.")

@@ -1,0 +1,202 @@
+"""Paged attention on each instruction set equals numpy's for any ragged batch."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from octavo.core.plan import BlockCopy
+from octavo.kernels.batch import StepBatch
+from octavo.kernels.numpy_backend import NumpyBackend
+from octavo.kernels.ops import Array, Attention, Backend, Forward, KVSpec, Ops, Rope
+from support_models import f32_tensor
+from support_native import ISAS, Float32, Line, backend_of, make_batch, run_line
+
+pytestmark = pytest.mark.parametrize("isa", ISAS)
+QUICK = settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An attention layer and the cache under it."""
+
+    kv_heads: int = 2
+    group: int = 3
+    dim: int = 16
+    block_size: int = 16
+    window: int | None = None
+    softcap: float | None = None
+    rotary: int = 16
+    qk_norm: bool = False
+    dtype: str = "float32"
+
+    @property
+    def spec(self) -> KVSpec:
+        return KVSpec(1, self.kv_heads, self.dim, self.block_size, self.dtype)  # type: ignore[arg-type]
+
+
+def attention_line(shape: Shape, seed: int = 0) -> Line:
+    """Embed, project to q, k and v, rotate, store, attend."""
+    heads = shape.kv_heads * shape.group
+    width = (heads + 2 * shape.kv_heads) * shape.dim
+    rng = np.random.default_rng(seed)
+    table = rng.standard_normal((50, 20)).astype(np.float32)
+    matrix = (rng.standard_normal((width, 20)) * 0.4).astype(np.float32)
+    norms = [rng.standard_normal(shape.dim).astype(np.float32) for _ in range(2)]
+    exponents = np.arange(shape.rotary // 2, dtype=np.float32) / max(1, shape.rotary // 2)
+    rope = Rope((1.0 / np.float32(100.0) ** exponents).astype(np.float32), 1.1)
+
+    def line(backend: Backend) -> Forward:
+        embedding = backend.embedding(f32_tensor(table))
+        qkv = backend.linear_weight([f32_tensor(matrix)])
+        q_norm, k_norm = (backend.vector(f32_tensor(norm)) for norm in norms)
+        attention = Attention(
+            layer=0,
+            num_heads=heads,
+            num_kv_heads=shape.kv_heads,
+            head_dim=shape.dim,
+            scale=shape.dim**-0.5,
+            rope=rope,
+            sliding_window=shape.window,
+            softcap=shape.softcap,
+            q_norm=q_norm if shape.qk_norm else None,
+            k_norm=k_norm if shape.qk_norm else None,
+        )
+
+        def forward(ops: Ops) -> Array:
+            q = ops.rope_and_store(ops.linear(ops.embed(embedding), qkv), attention)
+            return ops.logits_rows(ops.paged_attention(q, attention))
+
+        return forward
+
+    return line
+
+
+def both(
+    isa: str, shape: Shape, batches: list[StepBatch], num_blocks: int, threads: int = 2
+) -> tuple[list[Float32], list[Float32]]:
+    """Results of numpy and of ``isa``."""
+    line = attention_line(shape)
+    wanted = run_line(NumpyBackend(), line, batches, shape.spec, num_blocks)
+    got = run_line(backend_of(isa, threads=threads), line, batches, shape.spec, num_blocks)
+    return wanted, got
+
+
+def filled(lengths: list[int], cached: list[int], shape: Shape, seed: int) -> list[StepBatch]:
+    """Steps that fill the cache and then compute the rest, on the same blocks."""
+    whole = make_batch(
+        [a + b for a, b in zip(cached, lengths, strict=True)],
+        [0] * len(lengths),
+        block_size=shape.block_size,
+        seed=seed,
+    )
+    last = make_batch(lengths, cached, block_size=shape.block_size, seed=seed)
+    return [whole, last]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 70)), min_size=1, max_size=5),
+    st.sampled_from([1, 2, 4]),
+    st.integers(1, 5),
+    st.sampled_from([4, 10, 16, 40, 64]),
+    st.sampled_from([1, 3, 4, 16, 17, 32]),
+    st.sampled_from([None, 1, 5, 30]),
+    st.sampled_from([None, 2.0]),
+    st.sampled_from(["float32", "bfloat16"]),
+    st.booleans(),
+)
+@QUICK
+def test_ragged_batches(
+    isa: str,
+    sequences: list[tuple[int, int]],
+    kv_heads: int,
+    group: int,
+    dim: int,
+    block_size: int,
+    window: int | None,
+    softcap: float | None,
+    dtype: str,
+    qk_norm: bool,
+) -> None:
+    """Chunks and decodes mixed, any head and block size, windows, soft caps, both KV formats."""
+    shape = Shape(kv_heads, group, dim, block_size, window, softcap, dim // 2, qk_norm, dtype)
+    batches = filled(
+        [a for a, _ in sequences], [b for _, b in sequences], shape, seed=len(sequences)
+    )
+    wanted, got = both(isa, shape, batches, num_blocks=600)
+    for right, left in zip(wanted, got, strict=True):
+        np.testing.assert_allclose(left, right, rtol=0, atol=2e-2 if dtype == "bfloat16" else 2e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_long_context_among_short_ones(isa: str, threads: int, dtype: str) -> None:
+    """A row of 1,300 tokens is cut into parts and joined as if one thread had read it all."""
+    shape = Shape(dtype=dtype)
+    lengths, cached = [1, 1, 1, 5], [1299, 0, 17, 300]
+    batches = filled(lengths, cached, shape, seed=3)
+    wanted, got = both(isa, shape, batches, num_blocks=120, threads=threads)
+    np.testing.assert_allclose(
+        got[1], wanted[1], rtol=0, atol=5e-3 if dtype == "bfloat16" else 2e-5
+    )
+
+
+@pytest.mark.parametrize("window", [100, 1000])
+def test_window_of_a_long_context(isa: str, window: int) -> None:
+    """Parts of a split start at the window, not at the first token."""
+    shape = Shape(window=window)
+    batches = filled([1, 3], [2000, 1500], shape, seed=4)
+    wanted, got = both(isa, shape, batches, num_blocks=300)
+    np.testing.assert_allclose(got[1], wanted[1], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("length", [1, 7, 16, 31])
+def test_stale_blocks_do_not_leak(isa: str, dtype: str, length: int) -> None:
+    """A reused block whose last owner left NaN behind the new owner's tokens: red if a weight of
+    0 meets it."""
+    shape = Shape(dtype=dtype)
+    heads = shape.kv_heads * shape.group
+    line = attention_line(shape)
+    backend = backend_of(isa)
+    backend.allocate_kv(shape.spec, 2)
+    poison = np.full((50, 20), np.nan, np.float32)
+    width = (heads + 2 * shape.kv_heads) * shape.dim
+
+    def poisoned(ops: Ops) -> Array:
+        attention = Attention(
+            0, heads, shape.kv_heads, shape.dim, 1.0, Rope(np.ones(8, np.float32))
+        )
+        q = ops.rope_and_store(ops.linear(ops.embed(table), matrix), attention)
+        return ops.logits_rows(ops.paged_attention(q, attention))
+
+    table = backend.embedding(f32_tensor(poison))
+    matrix = backend.linear_weight([f32_tensor(np.ones((width, 20)))])
+    spoil = backend.compile(poisoned)
+    step = backend.compile(line(backend))
+    assert np.isnan(spoil(make_batch([32], [0], num_blocks=2))).all()
+    batch = make_batch([length], [0], num_blocks=2)
+    (wanted,) = run_line(NumpyBackend(), line, [batch], shape.spec, 2)
+    np.testing.assert_allclose(step(batch), wanted, rtol=0, atol=2e-2)
+
+
+def test_copied_blocks_hold_the_same(isa: str) -> None:
+    """Copy-on-write: a sequence moved to a copy of its block goes on as before."""
+    shape = Shape()
+    line, backend = attention_line(shape), backend_of(isa)
+    backend.allocate_kv(shape.spec, 8)
+    step = backend.compile(line(backend))
+    first = make_batch([10], [0])
+    step(first)
+    second = make_batch([2], [10])
+    wanted = step(second).copy()
+    step(first)
+    backend.copy_blocks([BlockCopy(0, 5)])
+    moved = make_batch([2], [10])
+    moved.block_tables[:] = 5
+    moved.slots[:] += 5 * shape.block_size
+    np.testing.assert_array_equal(step(moved), wanted)

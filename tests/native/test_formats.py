@@ -1,0 +1,154 @@
+"""Packed weight formats: what they hold, and products with them, on each instruction set."""
+
+import gguf
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from octavo.kernels.dequantize import to_float32
+from octavo.kernels.ops import Backend, Forward, Ops
+from octavo.kernels.weights import Encoding, WeightTensor
+from support_models import f32_tensor
+from support_native import ISAS, backend_of, make_batch, run_line
+
+pytestmark = pytest.mark.parametrize("isa", ISAS)
+Float32 = NDArray[np.float32]
+GROUPED = [Encoding.Q4_0, Encoding.Q4_1, Encoding.Q5_0, Encoding.Q5_1, Encoding.Q8_0]
+K_QUANTS = [Encoding.Q4_K, Encoding.Q5_K, Encoding.Q6_K]
+
+
+def encoded(values: Float32, encoding: Encoding) -> WeightTensor:
+    """Quantise with the gguf package."""
+    data = gguf.quantize(values, gguf.GGMLQuantizationType[encoding.label])
+    return WeightTensor("w", encoding, values.shape, data.view(np.uint8).reshape(len(values), -1))
+
+
+def random_blocks(rows: int, columns: int, encoding: Encoding) -> WeightTensor:
+    """Random K-quant blocks with scales near 0.01."""
+    rng = np.random.default_rng(5)
+    data = rng.integers(0, 256, (rows, encoding.row_bytes(columns)), np.uint8)
+    blocks = data.reshape(-1, encoding.block_bytes)
+    scale = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+    places = [208] if encoding is Encoding.Q6_K else [0, 2]
+    for place in places:
+        blocks[:, place : place + 2] = scale
+    return WeightTensor("w", encoding, (rows, columns), data)
+
+
+def decoded_by(isa: str, tensor: WeightTensor, precision: str) -> Float32:
+    """All rows of a table, looked up."""
+
+    def line(backend: Backend) -> Forward:
+        table = backend.embedding(tensor)
+        return lambda ops: ops.logits_rows(ops.embed(table))
+
+    batch = make_batch([tensor.shape[0]], [0])
+    batch.token_ids[:] = np.arange(tensor.shape[0])
+    return run_line(backend_of(isa, precision), line, [batch])[0]
+
+
+@pytest.mark.parametrize("encoding", [Encoding.Q4_0, Encoding.Q4_1, Encoding.Q8_0])
+def test_values_of_the_file_stay_as_they_are(isa: str, encoding: Encoding) -> None:
+    """These formats lose nothing: red if a nibble, a scale or a minimum is put elsewhere."""
+    values = np.random.default_rng(1).standard_normal((45, 96)).astype(np.float32)
+    tensor = encoded(values, encoding)
+    np.testing.assert_allclose(decoded_by(isa, tensor, "file"), to_float32(tensor), atol=1e-6)
+
+
+@pytest.mark.parametrize("encoding", [*GROUPED, *K_QUANTS, Encoding.F16, Encoding.BF16])
+def test_other_formats_keep_their_accuracy(isa: str, encoding: Encoding) -> None:
+    """Every encoding is held within half a percent of its largest value per group."""
+    if encoding in K_QUANTS:
+        tensor = random_blocks(19, 512, encoding)
+    else:
+        values = np.random.default_rng(2).standard_normal((19, 512)).astype(np.float32)
+        tensor = encoded(values, encoding)
+    wanted = to_float32(tensor)
+    groups = np.abs(wanted).reshape(-1, 32).max(axis=1).repeat(32).reshape(wanted.shape)
+    assert (np.abs(decoded_by(isa, tensor, "file") - wanted) <= 0.005 * groups + 1e-6).all()
+
+
+def test_int8_per_channel_rounds_to_its_scale(isa: str) -> None:
+    """Each row is held within half a step of max / 127, also a row of zeros."""
+    values = np.random.default_rng(3).standard_normal((40, 70)).astype(np.float32)
+    values[7] = 0.0
+    step = np.abs(values).max(axis=1, keepdims=True) / 127
+    got = decoded_by(isa, f32_tensor(values), "int8")
+    assert (np.abs(got - values) <= step * 0.5001).all()
+
+
+def quantised_rows(x: Float32) -> NDArray[np.float64]:
+    """Activations as the kernels see them: int8 per group of 32."""
+    columns = x.shape[1]
+    padded = np.pad(x, ((0, 0), (0, -columns % 32))).reshape(len(x), -1, 32).astype(np.float64)
+    scale = np.abs(padded).max(axis=2, keepdims=True) / 127
+    steps = np.divide(padded, scale, out=np.zeros_like(padded), where=scale > 0)
+    return (np.rint(steps) * scale).reshape(len(x), -1)[:, :columns]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 13, 200])
+@pytest.mark.parametrize(
+    ("encoding", "precision"),
+    [
+        (Encoding.F32, "int8"),
+        (Encoding.Q8_0, "file"),
+        (Encoding.Q4_0, "file"),
+        (Encoding.Q4_1, "file"),
+        (Encoding.Q4_1, "int8"),
+        (Encoding.F32, "bfloat16"),
+    ],
+)
+def test_products(isa: str, rows: int, encoding: Encoding, precision: str) -> None:
+    """A product equals the one of exactly what is held: weights as packed, activations as int8 per
+    32. Red if a sum overflows or saturates, a compensation or a minimum is wrong, or a tile of
+    some height mixes up its rows; activations have outliers and a mean that is not 0."""
+    inputs, outputs = 160, 75
+    rng = np.random.default_rng(rows)
+    x = (rng.standard_normal((50, inputs)) + 0.7).astype(np.float32)
+    x[:, 3] *= 40
+    matrix = (rng.standard_normal((outputs, inputs)) + 0.2).astype(np.float32)
+    matrix[:, :32] = np.sign(matrix[:, :32])  # extreme values in every place of a group
+    tensor = f32_tensor(matrix) if encoding is Encoding.F32 else encoded(matrix, encoding)
+
+    def line(backend: Backend) -> Forward:
+        plain = backend_of(isa, "float32")
+        table = plain.embedding(f32_tensor(x))
+        table.pack(plain._native, "float32", gated=False)  # the table stays exact
+        weight = backend.linear_weight([tensor])
+        return lambda ops: ops.logits_rows(ops.linear(ops.embed(table), weight))
+
+    batch = make_batch([rows], [0])
+    (got,) = run_line(backend_of(isa, precision), line, [batch])
+    held = decoded_by(isa, tensor, precision).astype(np.float64)
+    taken = x[batch.token_ids]
+    seen = taken.astype(np.float64) if precision == "bfloat16" else quantised_rows(taken)
+    wanted = seen @ held.T
+    # A value half way between two steps may be rounded either way.
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("precision", ["int8", "float32", "bfloat16", "file"])
+def test_what_is_not_finite_stays_in_its_row(isa: str, precision: str) -> None:
+    """A row with NaN or infinity gives NaN or infinity, and its neighbours are finite."""
+    x = np.random.default_rng(4).standard_normal((50, 64)).astype(np.float32)
+    x[1, 40], x[2, 3] = np.nan, np.inf
+    weight = encoded(
+        np.random.default_rng(5).standard_normal((33, 64)).astype(np.float32), Encoding.Q8_0
+    )
+
+    def line(backend: Backend) -> Forward:
+        plain = backend_of(isa, "float32")
+        table = plain.embedding(f32_tensor(x))
+        table.pack(plain._native, "float32", gated=False)
+        packed = backend.linear_weight([weight])
+
+        def forward(ops: Ops) -> object:
+            return ops.logits_rows(ops.linear(ops.embed(table), packed))
+
+        return forward
+
+    batch = make_batch([4], [0])
+    batch.token_ids[:] = [0, 1, 2, 3]
+    (got,) = run_line(backend_of(isa, precision), line, [batch])
+    assert np.isfinite(got[[0, 3]]).all()
+    assert not np.isfinite(got[[1, 2]]).any()
