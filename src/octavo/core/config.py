@@ -75,7 +75,8 @@ class SchedulerConfig:
     batching_policy: str = "continuous"
     """When sequences join: ``continuous``, in any step; ``static``, when the last batch is done."""
     policy: str = "fcfs"
-    """Queue order: a name in the registry (``fcfs``, ``priority``), or ``module:Class``."""
+    """Queue order: a name in the registry (``fcfs``, ``priority``, ``cache-aware``), or
+    ``module:Class``."""
     end_token_ids: frozenset[TokenId] = field(default_factory=frozenset)
     """The model's end-of-turn ids."""
     vocab_size: int = 0
