@@ -1,9 +1,11 @@
 """The runner: what it returns does not depend on chunks, company, preemption or failures."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from octavo.core.errors import InvariantError
 from octavo.core.ids import BlockId, SequenceId
 from octavo.core.plan import BlockCopy, ModelRunnerOutput, ScheduledSequence, SchedulerOutput
 from octavo.core.request import TokenLogprobs
@@ -234,3 +236,50 @@ def test_a_plan_without_work_only_releases() -> None:
     assert driver.step() == ModelRunnerOutput()
     assert len(model.batches) == 1
     assert runner.num_sequences == 0
+
+
+def fork_plan(runner_params: SamplingParams, *, forks: tuple[int, ...] = (1, 2)) -> SchedulerOutput:
+    """Compute a prompt of six tokens once for three sequences."""
+    prompt = tuple(prompt_of(1)[:6])
+    new = tuple(new_sequence(key, prompt, runner_params, seed=60 + key) for key in range(3))
+    names = tuple(SequenceId(key) for key in forks)
+    blocks = (BlockId(0), BlockId(1))
+    item = ScheduledSequence(SequenceId(0), prompt, 0, 0, blocks, True, names)
+    return SchedulerOutput(0, new, (item,))
+
+
+@pytest.mark.parametrize("params", SETTINGS)
+def test_forks_sample_from_the_same_logits_by_their_own_seeds(params: SamplingParams) -> None:
+    """Turns red when a branch draws with the seed, bans or penalties of another."""
+    runner, _ = toy_runner()
+    result = runner.execute(fork_plan(params))
+    separate = toy_driver()
+    for key in range(3):
+        separate.start(new_sequence(key, prompt_of(1)[:6], params, seed=60 + key))
+    wanted = separate.generate(0, 1, 2, num_tokens=2)
+    first = [list(result.sampled[SequenceId(key)]) for key in range(3)]
+    assert first == [tokens[:1] for tokens in wanted]
+    # From then on each is a sequence of its own; two of them copy the block that they write.
+    scheduled = tuple(
+        ScheduledSequence(SequenceId(key), tuple(first[key]), 6, at, blocks, True)
+        for key, at, blocks in (
+            (0, 1, (BlockId(2),)),
+            (1, 0, (BlockId(0), BlockId(3))),
+            (2, 0, (BlockId(0), BlockId(1))),
+        )
+    )
+    copies = (BlockCopy(BlockId(1), BlockId(2)), BlockCopy(BlockId(1), BlockId(3)))
+    result = runner.execute(SchedulerOutput(1, (), scheduled, copies))
+    assert [list(result.sampled[SequenceId(key)]) for key in range(3)] == [
+        tokens[1:] for tokens in wanted
+    ]
+
+
+def test_a_fork_must_be_known_and_have_the_same_tokens() -> None:
+    """Turns red when a plan that forks the wrong sequence passes."""
+    with pytest.raises(InvariantError, match="is to be forked"):
+        toy_runner()[0].execute(fork_plan(GREEDY, forks=(1, 7)))
+    plan = fork_plan(GREEDY)
+    other = new_sequence(2, [1, 2], GREEDY)
+    with pytest.raises(InvariantError, match="not all of these have its 6 tokens"):
+        toy_runner()[0].execute(replace(plan, new=(*plan.new[:2], other)))

@@ -255,3 +255,31 @@ def test_the_capital_of_france(assistant: str) -> None:
         )
         assert continued.choices[0].text == " 5, "
         assert continued.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_kv_16_a_beam_search_ends_within_max_tokens(tokenizer: Tokenizer, path: str) -> None:
+    """KV-16: every beam has a reason and at most max_tokens; with stop strings it is refused."""
+    body: dict[str, Any] = {"n": 2, "use_beam_search": True, "max_tokens": 10, "temperature": 0}
+    body |= {"prompt": "Hi"} if path == COMPLETIONS else {"messages": HELLO}
+    async with serving(fake(tokenizer)) as client:
+        answer = await ask(client, path, **body)
+        reasons = [choice["finish_reason"] for choice in answer["choices"]]
+        assert len(reasons) == 2
+        assert set(reasons) <= {"length", "stop"}
+        assert answer["usage"]["completion_tokens"] <= 20
+        check_error(await client.post(path, json={**body, "stop": ["###"]}), 400, "stop")
+
+
+async def test_best_of_returns_n_choices(tokenizer: Tokenizer) -> None:
+    """Turns red when candidates that lost come out, or logprobs that were not asked for."""
+    async with serving(fake(tokenizer)) as client:
+        asked = {"prompt": PROMPT, "max_tokens": 6, "seed": 4}
+        every = await ask(client, COMPLETIONS, n=5, logprobs=0, **asked)
+        best = await ask(client, COMPLETIONS, n=2, best_of=5, **asked)
+    totals = {
+        choice["text"]: sum(choice["logprobs"]["token_logprobs"]) for choice in every["choices"]
+    }
+    ranked = sorted(totals, key=lambda text: -totals[text])
+    assert [choice["text"] for choice in best["choices"]] == ranked[:2]
+    assert all(choice["logprobs"] is None for choice in best["choices"])
