@@ -135,12 +135,15 @@ def test_the_forecast_shadow_keeps_its_size_and_its_prefixes_whole():
 
 
 def test_the_leader_waits_for_a_margin():
-    """Turns red if one lucky hit changes sides."""
+    """Turns red if one lucky hit changes sides, however long: chance must be ruled out."""
     leader = Leader(64)
-    leader.compare(4, 0, 4)
+    leader.compare(400, 0, 400)
     assert not leader.forecast_leads
-    for _ in range(8):
-        leader.compare(4, 0, 4)
+    for _ in range(9):
+        leader.compare(400, 0, 400)
+    assert leader.forecast_leads
+    for _ in range(3):
+        leader.compare(40, 40, 0)
     assert leader.forecast_leads
 
 

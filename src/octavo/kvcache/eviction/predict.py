@@ -11,12 +11,13 @@ from octavo.kvcache.eviction.worth_order import WorthOrder
 class Leader:
     """Decides from the hits of two shadow caches which of them to follow.
 
-    It begins with LRU, and follows the forecast once that has hit more by a margin since it was
-    last behind. From then on it keeps an account of what the forecast won and lost lately, and
-    returns to LRU when the account is overdrawn by a small margin. So a side that turns bad costs
-    about what it had won, one margin, and one turnover of the cache. Each return doubles the
-    margin asked of the forecast next time: a stream that fools it costs a number of turnovers
-    that grows only with the logarithm of the stream's length.
+    It begins with LRU, and follows the forecast once that has hit more since it was last behind,
+    by a margin and by three standard deviations of chance. From then on it keeps an account of
+    what the forecast won and lost lately, and returns to LRU when the account is overdrawn by
+    more than chance explains. So a forecast that turns bad costs about what it had won, a few
+    deviations, and one turnover of the cache. Each return doubles the margin asked of it next
+    time: a stream that fools it costs a number of turnovers that grows only with the logarithm
+    of the stream's length.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -25,22 +26,31 @@ class Leader:
         self._memory = 8.0 * num_blocks
         """Touches over which the account forgets."""
         self._account = 0.0
+        self._noise = 0.0
+        """Sum of the squared differences, for the standard deviation of the account."""
         self.forecast_leads = False
 
     def compare(self, num_touches: int, lru_hits: int, forecast_hits: int) -> None:
         """Take in what one use of a prefix hit in either shadow, in blocks."""
-        kept = max(0.0, 1.0 - num_touches / self._memory)
-        self._account = kept * self._account + forecast_hits - lru_hits
+        gain = forecast_hits - lru_hits
         if self.forecast_leads:
-            if self._account < -self._overdraft:
-                self.forecast_leads = False
-                self._account = 0.0
+            kept = max(0.0, 1.0 - num_touches / self._memory)
+            self._account = kept * self._account + gain
+            self._noise = kept * self._noise + gain * gain
+            if self._account < -max(self._overdraft, 2.0 * self._noise**0.5):
                 self._margin *= 2
+                self._change_sides()
             return
-        self._account = max(0.0, self._account)
-        if self._account > self._margin:
-            self.forecast_leads = True
-            self._account = 0.0
+        self._account += gain
+        self._noise += gain * gain
+        if self._account <= 0:
+            self._account = self._noise = 0.0
+        elif self._account > max(self._margin, 3.0 * self._noise**0.5):
+            self._change_sides()
+
+    def _change_sides(self) -> None:
+        self.forecast_leads = not self.forecast_leads
+        self._account = self._noise = 0.0
 
 
 class PredictedReuse:
