@@ -80,6 +80,7 @@ def fake_parts(
         served_name="fake",
         backend="fake",
         dtype="float32",
+        precision="float32",
         max_model_len=max_model_len,
         vocab_size=VOCAB_SIZE,
         num_blocks=num_blocks,

@@ -30,6 +30,7 @@ INFO = ModelInfo(
     served_name=NAME,
     backend="scripted",
     dtype="float32",
+    precision="float32",
     max_model_len=256,
     vocab_size=VOCAB_SIZE,
     num_blocks=64,

@@ -30,6 +30,9 @@ def chat(
     seed: options.Seed = None,
     backend: options.Backend = "auto",
     dtype: options.Dtype = "auto",
+    quantization: options.Quantization = "auto",
+    threads: options.Threads = 0,
+    isa: options.Isa = "auto",
     max_model_len: options.MaxModelLen = None,
     kv_cache_memory_bytes: options.KVCacheMemoryBytes = None,
 ) -> None:
@@ -49,7 +52,9 @@ def chat(
     source = standard_input()
     from octavo.cli.session import EngineChoices, open_session
 
-    choices = EngineChoices(backend, dtype, max_model_len, kv_cache_memory_bytes)
+    choices = EngineChoices(
+        backend, dtype, quantization, threads, isa, max_model_len, kv_cache_memory_bytes
+    )
     with open_session(model, choices) as session:
         conversation = Conversation(session, sampling, system)
         if source.isatty():

@@ -33,6 +33,9 @@ def generate(
     seed: options.Seed = None,
     backend: options.Backend = "auto",
     dtype: options.Dtype = "auto",
+    quantization: options.Quantization = "auto",
+    threads: options.Threads = 0,
+    isa: options.Isa = "auto",
     max_model_len: options.MaxModelLen = None,
     kv_cache_memory_bytes: options.KVCacheMemoryBytes = None,
 ) -> None:
@@ -53,7 +56,9 @@ def generate(
     text = standard_input().read() if prompt == "-" else prompt
     from octavo.cli.session import EngineChoices, open_session
 
-    choices = EngineChoices(backend, dtype, max_model_len, kv_cache_memory_bytes)
+    choices = EngineChoices(
+        backend, dtype, quantization, threads, isa, max_model_len, kv_cache_memory_bytes
+    )
     with open_session(model, choices) as session:
         if is_chat:
             tokens = session.chat_prompt([{"role": "user", "content": text}])

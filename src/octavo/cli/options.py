@@ -37,9 +37,27 @@ ModelOption = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
 
 # The engine
-Backend = Annotated[Literal["auto", "numpy"], typer.Option(help="What computes.")]
+Backend = Annotated[
+    Literal["auto", "native", "numpy"],
+    typer.Option(help="What computes: native (C++), numpy (the reference), auto: native if built."),
+]
 Dtype = Annotated[
-    Literal["auto", "float32", "bfloat16"], typer.Option(help="Number format of weights and KV.")
+    Literal["auto", "float32", "bfloat16"],
+    typer.Option(help="Number format of KV and of weights that are not quantised."),
+]
+Quantization = Annotated[
+    Literal["auto", "none", "file", "int8"],
+    typer.Option(
+        help="none: weights in --dtype; file: as the file has them; int8: 8 bits. The last two "
+        "also round activations to 8 bits: faster, less exact. auto: none."
+    ),
+]
+Threads = Annotated[
+    int, typer.Option(min=0, help="Threads of a step; 0: all that this process may use.")
+]
+Isa = Annotated[
+    str,
+    typer.Option(envvar="OCTAVO_ISA", help="Instruction set of the native kernels, to compare."),
 ]
 MaxModelLen = Annotated[
     int | None,

@@ -11,7 +11,8 @@ from octavo.core.errors import GenerationError
 from octavo.core.events import NullObserver
 from octavo.core.sampling import SamplingParams
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.factory import DtypeName, EngineSettings, async_engine, build_engine
+from octavo.engine.backends import DtypeName, QuantizationName
+from octavo.engine.factory import EngineSettings, async_engine, build_engine
 from octavo.engine.outputs import GenerationDelta
 from octavo.models.source import ResolvedModel, default_cache_dir, resolve_model
 
@@ -22,6 +23,9 @@ class EngineChoices:
 
     backend: str
     dtype: DtypeName
+    quantization: QuantizationName
+    threads: int
+    isa: str
     max_model_len: int | None
     kv_cache_memory_bytes: int | None
 
@@ -106,6 +110,9 @@ def open_session(model: str, choices: EngineChoices) -> Iterator[Session]:
         served_model_name=source.served_name,
         backend=choices.backend,
         dtype=choices.dtype,
+        quantization=choices.quantization,
+        threads=choices.threads,
+        isa=choices.isa,
         max_model_len=choices.max_model_len,
         kv_cache_memory_bytes=choices.kv_cache_memory_bytes,
     )

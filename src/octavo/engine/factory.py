@@ -2,11 +2,9 @@
 
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from octavo.core.config import CacheConfig, SchedulerConfig
 from octavo.core.errors import SettingError
@@ -15,7 +13,6 @@ from octavo.core.request import CacheIdentity
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.backends import (
     Compute,
-    ComputeSettings,
     DtypeName,
     KVDtype,
     QuantizationName,
@@ -58,7 +55,9 @@ class EngineSettings:
     """Number format of KV and of weights that are not quantised; ``auto`` is bfloat16 on the
     native backend and float32 on numpy."""
     quantization: QuantizationName = "auto"
-    """``none``, ``int8``, or ``auto``: weights as the file has them if ``dtype`` is auto."""
+    """What meets what in products. ``none``: weights in ``dtype``. ``file``: weights as the file
+    has them, and ``int8``: 8 bits a weight, both with activations of 8 bits, scaled by the 32:
+    faster, less exact. ``auto``: none."""
     threads: int = 0
     """Threads of a step; 0: as many as affinity and container limits allow."""
     isa: str = "auto"
@@ -120,9 +119,11 @@ def build_engine(settings: EngineSettings, observer: Observer) -> EngineParts:
         checkpoint.tokenizer_source, model_vocab_size=checkpoint.config.vocab_size
     )
     compute = choose_backend(
-        ComputeSettings(
-            settings.backend, settings.dtype, settings.quantization, settings.threads, settings.isa
-        )
+        settings.backend,
+        settings.dtype,
+        settings.quantization,
+        threads=settings.threads,
+        isa=settings.isa,
     )
     cache_config, scheduler_config = _configs(settings, checkpoint, tokenizer, compute.kv_dtype)
     decoder = build_decoder(checkpoint.config, checkpoint.tensors, compute.backend)
@@ -161,9 +162,7 @@ def _identity(checkpoint: Checkpoint, tokenizer: Tokenizer, compute: Compute) ->
     return CacheIdentity(model, tokenizer.fingerprint, compute.kv_dtype)
 
 
-def _kv_spec(
-    checkpoint: Checkpoint, block_size: int, dtype: KVDtype
-) -> KVSpec:
+def _kv_spec(checkpoint: Checkpoint, block_size: int, dtype: KVDtype) -> KVSpec:
     config = checkpoint.config
     return KVSpec(config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
 
@@ -252,13 +251,13 @@ def _num_blocks(settings: EngineSettings, spec: KVSpec, max_model_len: int) -> i
 
 def _runner(
     decoder: Decoder,
-    backend: Backend,
-    dtype: KVDtype,
+    compute: Compute,
     cache: CacheConfig,
     scheduler: SchedulerConfig,
     grammars: GrammarRows,
 ) -> Runner:
-    backend.allocate_kv(decoder.kv_spec(cache.block_size, dtype), cache.num_blocks)
+    backend = compute.backend
+    backend.allocate_kv(decoder.kv_spec(cache.block_size, compute.kv_dtype), cache.num_blocks)
     return Runner(
         backend.compile(decoder.forward),
         backend.copy_blocks,
@@ -273,15 +272,15 @@ def _runner(
 
 def _info(
     settings: EngineSettings,
-    backend: Backend,
-    dtype: str,
+    compute: Compute,
     cache: CacheConfig,
     scheduler: SchedulerConfig,
 ) -> ModelInfo:
     return ModelInfo(
         served_name=settings.served_model_name,
-        backend=backend.name,
-        dtype=dtype,
+        backend=compute.backend.name,
+        dtype=compute.kv_dtype,
+        precision=compute.precision,
         max_model_len=scheduler.max_model_len,
         vocab_size=scheduler.vocab_size,
         num_blocks=cache.num_blocks,

@@ -72,6 +72,9 @@ class ModelInfo:
     served_name: str
     backend: str
     dtype: str
+    """Number format of KV."""
+    precision: str
+    """How weights are held: ``float32``, ``bfloat16``, ``int8``, or ``file`` (as stored)."""
     max_model_len: int
     """Most tokens of prompt and completion together."""
     vocab_size: int
