@@ -400,7 +400,7 @@ class World:
             max_num_seqs=max_num_seqs,
             enable_chunked_prefill=chunked,
             long_prefill_token_threshold=rng.choice([0, 0, 3]) if chunked else 0,
-            policy=rng.choice(["fcfs", "priority"]),
+            policy=rng.choice(["fcfs", "priority", "cache-aware"]),
             end_token_ids=frozenset(rng.choice([[], [0], [0, 5]])),
             vocab_size=12,
         )

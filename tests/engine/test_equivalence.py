@@ -78,17 +78,20 @@ def test_cached_equals_uncached(folders: dict[str, Path], architecture: str) -> 
     off = one_by_one(engine(folders[architecture], enable_prefix_caching=False), prompts)
     assert_same(cold, warm)
     assert_same(cold, off)
+    # The answer fills up the block that the prompt ends in, which can then be copied.
+    filled = [len(out.prompt_token_ids) + len(out.outputs[0].token_ids) - 1 for out in cold]
     assert [out.num_cached_tokens for out in warm] == [
-        (len(prompt) - 1) // 16 * 16 for prompt in prompts
+        min(len(prompt) - 1, num_filled // 16 * 16)
+        for prompt, num_filled in zip(prompts, filled, strict=True)
     ]
     assert not any(out.num_cached_tokens for out in off)
 
 
-@pytest.mark.parametrize(("length", "cached"), [(1500, 1488), (1504, 1488), (1505, 1504)])
+@pytest.mark.parametrize(("length", "cached"), [(1500, 1499), (1504, 1503), (1505, 1504)])
 def test_a_long_prompt_twice(
     tmp_path_factory: pytest.TempPathFactory, length: int, cached: int
 ) -> None:
-    """Turns red when the second of two long prompts computes more than its last, partial block."""
+    """Turns red when the second of two long prompts computes more than its last token."""
     folder = write_hf_folder(
         tmp_path_factory.mktemp("long") / "llama",
         "llama",
@@ -110,7 +113,7 @@ def test_a_wholly_cached_prompt_is_still_scored(folders: dict[str, Path], length
     assert_same([first], [second])
     assert second.num_cached_tokens < length
     longer = llm.generate([*prompt, 7, 8, 9], greedy(4), use_tqdm=False)[0]
-    assert longer.num_cached_tokens == length // 16 * 16
+    assert length // 16 * 16 <= longer.num_cached_tokens <= length
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -27,14 +27,17 @@ def admit(manager, sequence, tokens):
     return hit.num_tokens if manager.admit(sequence, hit, len(tokens)) else None
 
 
-@pytest.mark.parametrize(("length", "expected"), [(7, 4), (8, 4), (9, 8), (4, 0), (1, 0)])
-def test_at_least_one_token_is_recomputed(manager, length, expected):
-    """KV-01: the hit is whole blocks and never covers the last token of the prompt."""
+@pytest.mark.parametrize(
+    ("length", "whole", "expected"), [(7, 4, 4), (8, 4, 7), (9, 8, 8), (4, 0, 3), (1, 0, 0)]
+)
+def test_at_least_one_token_is_recomputed(manager, length, whole, expected):
+    """KV-01: the hit never covers the last token of the prompt, in whole blocks or to the token."""
     tokens = list(range(length))
     assert admit(manager, A, tokens) == 0
     manager.commit(A, tokens, length)
     manager.free(A)
     assert manager.match(IDENTITY, tokens).num_tokens == expected
+    assert manager.match(IDENTITY, tokens, whole_blocks=True).num_tokens == whole
     assert manager.match(IDENTITY, [*tokens, 99]).num_tokens == length // 4 * 4
 
 

@@ -1,7 +1,8 @@
 """The README's worked example, block numbers included."""
 
 from octavo.core.config import CacheConfig
-from octavo.core.ids import SequenceId
+from octavo.core.ids import BlockId, SequenceId
+from octavo.core.plan import BlockCopy
 from octavo.core.request import CacheIdentity
 from octavo.kvcache.invariants import check_cache
 from octavo.kvcache.manager import KVCacheManager
@@ -38,7 +39,8 @@ def test_the_readme_tells_what_happens():
     assert state() == ({A: [0, 1, 2]}, [], [3, 4, 5], [])
     compute(A)
     assert state() == ({A: [0, 1, 2]}, [[0, 1]], [3, 4, 5], [])
-    assert admit(B) == 4
+    assert admit(B) == 6
+    assert manager.take_copies() == (BlockCopy(BlockId(1), BlockId(3)),)
     assert state() == ({A: [0, 1, 2], B: [0, 3, 4]}, [[0, 1]], [5], [])
     compute(B)
     assert state() == ({A: [0, 1, 2], B: [0, 3, 4]}, [[0], [1], [3]], [5], [])

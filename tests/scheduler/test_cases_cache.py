@@ -35,7 +35,7 @@ def test_a_fully_cached_prompt_recomputes_at_least_one_token(block_size, offset)
     assert logprobs["cold"] == logprobs["warm"]
     assert len(logprobs["warm"]) == 4
     assert harness.cached("cold") == 0
-    assert harness.cached("warm") == (len(prompt) - 1) // block_size * block_size
+    assert harness.cached("warm") == len(prompt) - 1
     harness.add("longer", [*prompt, 96, 95, 94])
     harness.run()
     assert harness.cached("longer") >= len(prompt) // block_size * block_size
@@ -107,7 +107,7 @@ def test_a_salt_an_adapter_and_a_tenant_of_one_name_do_not_share():
         assert harness.cached(kind) == 0
     harness.add("again", prompt, identity=CacheIdentity("m", "t", "float32", salt="X"))
     harness.run()
-    assert harness.cached("again") == 8
+    assert harness.cached("again") == 11
 
 
 @pytest.mark.parametrize("bits", [0, 1])

@@ -47,7 +47,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         block_size=st.integers(1, 3),
         budget=st.integers(3, 8),
         max_num_seqs=st.integers(1, 3),
-        policy=st.sampled_from(["fcfs", "priority"]),
+        policy=st.sampled_from(["fcfs", "priority", "cache-aware"]),
         caching=st.booleans(),
         weak_digest=st.booleans(),
         watermark=st.sampled_from([0.0, 0.2]),

@@ -136,7 +136,7 @@ def test_a_users_own_queue_policy_is_named_by_module_and_class():
         harness.add(name, [1] * length)
     assert [s.request_id for s in harness.scheduler.waiting] == ["b", "c", "a"]
     harness.run()
-    with pytest.raises(SettingError, match="fcfs, priority or module:Class"):
+    with pytest.raises(SettingError, match="fcfs, priority, cache-aware or module:Class"):
         Harness(policy="random")
 
 

@@ -334,6 +334,7 @@ def test_anthropic_client() -> None:
         answer = client.messages.create(
             model="tiny", max_tokens=200, messages=said, tools=[TOOL], system="Be brief."
         )
+        assert answer.id == f"msg_{answer._request_id}"
         call = answer.content[0]
         assert (answer.stop_reason, call.input) == ("tool_use", {"city": "Paris"})
         result = {"type": "tool_result", "tool_use_id": call.id, "content": "rain"}
@@ -351,8 +352,9 @@ def test_anthropic_client() -> None:
             assert "".join(stream.text_stream) == CALL
         counted = client.messages.count_tokens(model="tiny", messages=said[:1])
         assert counted.input_tokens == len("<user>hi|<assistant>")
-        with pytest.raises(anthropic.NotFoundError, match="other"):
+        with pytest.raises(anthropic.NotFoundError, match="other") as caught:
             client.messages.create(model="other", max_tokens=5, messages=said[:1])
+        assert caught.value.request_id
         with pytest.raises(anthropic.BadRequestError, match="temperature"):
             client.messages.create(
                 model="tiny", max_tokens=5, messages=said[:1], extra_body={"temperature": 3}

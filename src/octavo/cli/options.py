@@ -106,7 +106,10 @@ JumpForward = Annotated[
         help="Take tokens that a schema or grammar forces without a forward pass each.",
     ),
 ]
-SchedulingPolicy = Annotated[Literal["fcfs", "priority"], typer.Option(help="Order of the queue.")]
+SchedulingPolicy = Annotated[
+    Literal["fcfs", "priority", "cache-aware"],
+    typer.Option(help="Order of the queue; cache-aware: longest cached prefix first."),
+]
 EngineSeed = Annotated[
     int | None,
     typer.Option("--seed", help="Seed of requests that name none.", show_default="drawn"),

@@ -21,6 +21,10 @@ class CacheConfig:
     """Token slots per block."""
     enable_prefix_caching: bool = True
     """Whether finished and running sequences share the KV of equal prefixes."""
+    min_partial_hit: int | None = None
+    """Fewest tokens for which a block that a prompt diverges in is copied, so that only what
+    differs is computed. Copying moves a whole block however few tokens match, so it pays from a
+    few on; None means an eighth of a block, 0 whole blocks only."""
     prefix_cache: str = "radix"
     """What finds equal prefixes: ``radix``, ``flat`` (a hash-chain map as in vLLM), or
     ``module:Class``."""
@@ -40,6 +44,7 @@ class CacheConfig:
                 f"--watermark must be at least 0 and below 1, not {self.watermark}.",
                 name="--watermark",
             )
+        _at_least("min_partial_hit", self.min_partial_hit or 0, 0)
         if self.is_contiguous and self.enable_prefix_caching:
             raise SettingError(
                 f"--kv-reservation {self.kv_reservation} shares no blocks between sequences: it "
@@ -70,7 +75,8 @@ class SchedulerConfig:
     batching_policy: str = "continuous"
     """When sequences join: ``continuous``, in any step; ``static``, when the last batch is done."""
     policy: str = "fcfs"
-    """Queue order: a name in the registry (``fcfs``, ``priority``), or ``module:Class``."""
+    """Queue order: a name in the registry (``fcfs``, ``priority``, ``cache-aware``), or
+    ``module:Class``."""
     end_token_ids: frozenset[TokenId] = field(default_factory=frozenset)
     """The model's end-of-turn ids."""
     vocab_size: int = 0

@@ -13,13 +13,20 @@ from octavo.core.errors import SettingError
 from octavo.core.events import Observer
 from octavo.core.request import CacheIdentity
 from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.backends import (
+    Compute,
+    ComputeSettings,
+    DtypeName,
+    KVDtype,
+    QuantizationName,
+    choose_backend,
+)
 from octavo.engine.core import EngineCore
 from octavo.engine.grammars import GrammarPool
 from octavo.engine.memory import available_memory_bytes
 from octavo.engine.outputs import ModelInfo
 from octavo.engine.requests import RequestBuilder
-from octavo.kernels.numpy_backend import NumpyBackend
-from octavo.kernels.ops import Backend, KVSpec
+from octavo.kernels.ops import KVSpec
 from octavo.kvcache.manager import KVCacheManager
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.decoder import Decoder, build_decoder
@@ -30,8 +37,6 @@ from octavo.runner.pooling import Pooler
 from octavo.runner.runner import Runner
 from octavo.scheduler.intake import Intake
 from octavo.scheduler.scheduler import Scheduler
-
-DtypeName = Literal["auto", "float32", "bfloat16"]
 
 DEFAULT_KV_BYTES: Final = 4 << 30
 """KV memory unless asked otherwise, as in vLLM's CPU build; less where memory is short."""
@@ -48,9 +53,16 @@ class EngineSettings:
     served_model_name: str
     """The name that clients use."""
     backend: str = "auto"
-    """What computes: ``auto`` or ``numpy``."""
+    """What computes: ``native`` (C++ for this CPU), ``numpy``, or ``auto``: native if built."""
     dtype: DtypeName = "auto"
-    """Number format of weights and KV; ``auto`` is float32 on the numpy backend."""
+    """Number format of KV and of weights that are not quantised; ``auto`` is bfloat16 on the
+    native backend and float32 on numpy."""
+    quantization: QuantizationName = "auto"
+    """``none``, ``int8``, or ``auto``: weights as the file has them if ``dtype`` is auto."""
+    threads: int = 0
+    """Threads of a step; 0: as many as affinity and container limits allow."""
+    isa: str = "auto"
+    """Instruction set of the native kernels; ``auto``: the fastest that this CPU has."""
     max_model_len: int | None = None
     """Most tokens of prompt and output together; None: what the model was made for."""
     max_num_batched_tokens: int = 512
@@ -75,7 +87,7 @@ class EngineSettings:
     """What is forgotten first: ``lru``, ``lfu``, ``slru``, ``cost``, ``predict``, or
     ``module:Class``."""
     scheduling_policy: str = "fcfs"
-    """Queue order: ``fcfs``, ``priority``, or ``module:Class``."""
+    """Queue order: ``fcfs``, ``priority``, ``cache-aware``, or ``module:Class``."""
     seed: int | None = None
     """Seed of requests that name none; None: different in each run."""
     enable_jump_forward: bool = True
@@ -107,12 +119,13 @@ def build_engine(settings: EngineSettings, observer: Observer) -> EngineParts:
     tokenizer = load_tokenizer(
         checkpoint.tokenizer_source, model_vocab_size=checkpoint.config.vocab_size
     )
-    dtype: Literal["float32", "bfloat16"] = (
-        "float32" if settings.dtype == "auto" else settings.dtype
+    compute = choose_backend(
+        ComputeSettings(
+            settings.backend, settings.dtype, settings.quantization, settings.threads, settings.isa
+        )
     )
-    backend = _backend(settings.backend, dtype)
-    cache_config, scheduler_config = _configs(settings, checkpoint, tokenizer, dtype)
-    decoder = build_decoder(checkpoint.config, checkpoint.tensors, backend)
+    cache_config, scheduler_config = _configs(settings, checkpoint, tokenizer, compute.kv_dtype)
+    decoder = build_decoder(checkpoint.config, checkpoint.tensors, compute.backend)
     grammars = GrammarCompiler(
         Vocabulary(tokenizer, scheduler_config.vocab_size, scheduler_config.end_token_ids)
     )
@@ -121,12 +134,12 @@ def build_engine(settings: EngineSettings, observer: Observer) -> EngineParts:
         vocab_size=scheduler_config.vocab_size,
         jump_forward=settings.enable_jump_forward,
     )
-    runner = _runner(decoder, backend, dtype, cache_config, scheduler_config, rows)
+    runner = _runner(decoder, compute, cache_config, scheduler_config, rows)
     manager = KVCacheManager(cache_config)
     scheduler = Scheduler(scheduler_config, manager, debug=settings.debug_invariants)
-    info = _info(settings, backend, dtype, cache_config, scheduler_config)
+    info = _info(settings, compute, cache_config, scheduler_config)
     requests = RequestBuilder(
-        identity=CacheIdentity(checkpoint.fingerprint, tokenizer.fingerprint, dtype),
+        identity=_identity(checkpoint, tokenizer, compute),
         check=Intake(scheduler_config, manager.num_slots, cache_config).resolve_max_tokens,
         clock=time.monotonic,
         chance=random.Random(settings.seed),
@@ -143,17 +156,13 @@ def async_engine(parts: EngineParts) -> AsyncEngine:
     )
 
 
-def _backend(name: str, dtype: Literal["float32", "bfloat16"]) -> Backend:
-    backends: dict[str, Callable[[], Backend]] = {"numpy": partial(NumpyBackend, dtype)}
-    backends["auto"] = backends["numpy"]
-    if name not in backends:
-        known = ", ".join(sorted(backends))
-        raise SettingError(f"--backend must be one of {known}, not {name!r}.", name="--backend")
-    return backends[name]()
+def _identity(checkpoint: Checkpoint, tokenizer: Tokenizer, compute: Compute) -> CacheIdentity:
+    model = f"{checkpoint.fingerprint} {compute.backend.name} {compute.precision}"
+    return CacheIdentity(model, tokenizer.fingerprint, compute.kv_dtype)
 
 
 def _kv_spec(
-    checkpoint: Checkpoint, block_size: int, dtype: Literal["float32", "bfloat16"]
+    checkpoint: Checkpoint, block_size: int, dtype: KVDtype
 ) -> KVSpec:
     config = checkpoint.config
     return KVSpec(config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
@@ -163,7 +172,7 @@ def _configs(
     settings: EngineSettings,
     checkpoint: Checkpoint,
     tokenizer: Tokenizer,
-    dtype: Literal["float32", "bfloat16"],
+    dtype: KVDtype,
 ) -> tuple[CacheConfig, SchedulerConfig]:
     if settings.block_size < 1:
         raise SettingError(
@@ -244,7 +253,7 @@ def _num_blocks(settings: EngineSettings, spec: KVSpec, max_model_len: int) -> i
 def _runner(
     decoder: Decoder,
     backend: Backend,
-    dtype: Literal["float32", "bfloat16"],
+    dtype: KVDtype,
     cache: CacheConfig,
     scheduler: SchedulerConfig,
     grammars: GrammarRows,

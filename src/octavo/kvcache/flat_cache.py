@@ -40,6 +40,7 @@ class FlatCache:
     * Every block is looked up by its own key, so a match hashes the whole prefix.
     * Nothing is deduplicated: block tables are append-only, so two sequences that compute the
       same block at once keep both, and the cache holds both until they are evicted.
+    * Only whole blocks are reused.
     * Any unused block may be evicted, also one that others follow; those are then out of reach
       until it is computed again. Order alone (tables are freed tail first) keeps this rare.
 
@@ -78,6 +79,12 @@ class FlatCache:
                 break
             found.append(parent.block_ids[0])
         return tuple(found)
+
+    def match_inside(
+        self, identity: CacheIdentity, parent: BlockId | None, tokens: Sequence[TokenId]
+    ) -> tuple[BlockId, int] | None:
+        """Return None: a key stands for a whole block, so parts of one are never found."""
+        return None
 
     def insert(
         self, identity: CacheIdentity, parent: BlockId | None, chunk: Chunk, block_id: BlockId

@@ -60,6 +60,7 @@ def _check_node(node: Node, block_size: int) -> None:
         _require(len(children) != 1, "a node and its only child were not merged")
     firsts = {child.chunks[0] for child in children}
     _require(len(firsts) == len(children), "two children start with the same block")
+    _require(node.firsts == sorted(firsts), "the sorted first blocks are not those of the children")
     for child in children:
         _require(child.parent is node, "a child names another parent")
         _require(child.start == node.start + len(node.block_ids), "a child starts elsewhere")

@@ -29,7 +29,10 @@ class CacheHit:
     identity: CacheIdentity
     block_ids: tuple[BlockId, ...]
     num_tokens: int
+    """Those of the whole blocks, and those of ``partial``."""
     version: int
+    partial: BlockId | None = None
+    """A block whose first tokens continue the hit, to be copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ class KVCacheManager:
         """To be read only, too."""
         self._block_size = config.block_size
         self._digest = digest
+        partial = config.min_partial_hit
+        self._min_partial = max(1, config.block_size // 8) if partial is None else partial
         self._tables: dict[SequenceId, BlockTable] = {}
         self._admissions: dict[SequenceId, _Admission] = {}
         self._copies: dict[BlockId, BlockId] = {}
@@ -134,7 +139,7 @@ class KVCacheManager:
         It is spared as long as anything else can be evicted; of several, the one that began to
         wait first keeps its prefix longest.
         """
-        hit = self.match(identity, token_ids)
+        hit = self.match(identity, token_ids, whole_blocks=True)
         if hit.block_ids:
             self._evictor.expect(sequence_id, hit.block_ids[-1])
 
@@ -177,19 +182,35 @@ class KVCacheManager:
         return self.pool.usage()
 
     def match(
-        self, identity: CacheIdentity, token_ids: Sequence[TokenId], *, read_cache: bool = True
+        self,
+        identity: CacheIdentity,
+        token_ids: Sequence[TokenId],
+        *,
+        read_cache: bool = True,
+        whole_blocks: bool = False,
     ) -> CacheHit:
-        """Find the longest cached prefix of whole blocks. Changes nothing.
+        """Find the longest cached prefix, to the token. Changes nothing.
 
-        It never covers the last token: that one is recomputed, or there would be no logits to
+        Whole blocks are shared. A block that the prompt diverges in is copied, if it saves enough
+        tokens (``CacheConfig.min_partial_hit``) and ``whole_blocks`` is False.
+
+        A hit never covers the last token: that one is recomputed, or there would be no logits to
         sample from. With ``read_cache`` False (prompt logprobs need every position) or with
         prefix caching off the hit is empty.
         """
-        block_ids: tuple[BlockId, ...] = ()
-        if read_cache and self.config.enable_prefix_caching:
-            max_blocks = (len(token_ids) - 1) // self._block_size
-            block_ids = self.tree.match(identity, token_ids, max_blocks)
+        if not read_cache or not self.config.enable_prefix_caching:
+            return CacheHit(identity, (), 0, self.tree.version)
+        last = len(token_ids) - 1
+        block_ids = self.tree.match(identity, token_ids, last // self._block_size)
         num_tokens = len(block_ids) * self._block_size
+        if self._min_partial and not whole_blocks:
+            parent = block_ids[-1] if block_ids else None
+            rest = token_ids[num_tokens : min(num_tokens + self._block_size, last)]
+            found = self.tree.match_inside(identity, parent, rest)
+            if found is not None and found[1] >= self._min_partial:
+                partial, num_more = found
+                num_tokens += num_more
+                return CacheHit(identity, block_ids, num_tokens, self.tree.version, partial)
         return CacheHit(identity, block_ids, num_tokens, self.tree.version)
 
     def need(self, hit: CacheHit, num_tokens: int, num_branches: int = 0) -> BlockNeed:
@@ -228,8 +249,13 @@ class KVCacheManager:
         table = BlockTable(hit.identity, hit.block_ids)
         self._tables[sequence_id] = table
         self._admissions[sequence_id] = _Admission(len(hit.block_ids), retention)
+        if hit.partial is not None:  # used once more, so not the next to be evicted
+            self._acquire(hit.partial)
+            self._release(hit.partial)
         for block_id in self._allocate_many(need.num_new):
             table.append(block_id)
+        if hit.partial is not None:
+            self._copy_partial(table.block_ids[len(hit.block_ids)], hit.partial)
         return True
 
     @property
@@ -381,6 +407,15 @@ class KVCacheManager:
         self._copies[target] = source
         table.replace(index, target)
         self._release(source)
+
+    def _copy_partial(self, target: BlockId, source: BlockId) -> None:
+        """Let the next plan copy a hit block before it writes anything.
+
+        So the source need not be held: were it evicted for this very sequence, its KV would still
+        be there when the copy is made. If it became the target itself there is nothing to copy.
+        """
+        if source != target:
+            self._copies[target] = source
 
     def _release(self, block_id: BlockId) -> None:
         self.pool.release(block_id)

@@ -30,6 +30,14 @@ class PrefixIndex(Protocol):
     ) -> tuple[BlockId, ...]:
         """Return the blocks of the longest cached prefix, at most ``max_blocks``. Read-only."""
 
+    def match_inside(
+        self, identity: CacheIdentity, parent: BlockId | None, tokens: Sequence[TokenId]
+    ) -> tuple[BlockId, int] | None:
+        """Return the block after ``parent`` that begins like ``tokens``, and for how many tokens.
+
+        None if there is none, or if this kind of cache finds whole blocks only.
+        """
+
     def insert(
         self,
         identity: CacheIdentity,

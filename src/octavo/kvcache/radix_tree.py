@@ -1,5 +1,6 @@
 """A compressed radix tree over full blocks: which prefixes are cached, and in which blocks."""
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
 from octavo.core.errors import InvariantError
@@ -22,6 +23,7 @@ class Node:
         "block_ids",
         "children",
         "chunks",
+        "firsts",
         "identity",
         "key_before",
         "keys",
@@ -43,6 +45,8 @@ class Node:
         self.keys: list[BlockKey] = []
         self.children: dict[BlockKey, list[Node]] = {}
         """By the key of their first block; a list, since a weak digest may collide."""
+        self.firsts: list[Chunk] = []
+        """First chunks of the children, sorted: what shares most tokens is a neighbour there."""
 
     @property
     def end_key(self) -> BlockKey:
@@ -60,9 +64,11 @@ class Node:
         """Add a child, whose first block is set already."""
         child.parent = self
         self.children.setdefault(child.keys[0], []).append(child)
+        insort(self.firsts, child.chunks[0])
 
-    def detach(self, child: "Node", first_key: BlockKey) -> None:
-        """Remove a child that is known by ``first_key``."""
+    def detach(self, child: "Node", first_key: BlockKey, first_chunk: Chunk) -> None:
+        """Remove a child that is known by its first block."""
+        del self.firsts[bisect_left(self.firsts, first_chunk)]
         bucket = self.children[first_key]
         bucket.remove(child)
         if not bucket:
@@ -108,6 +114,31 @@ class RadixTree:
             if length < len(node.block_ids):
                 break
         return tuple(found)
+
+    def match_inside(
+        self, identity: CacheIdentity, parent: BlockId | None, tokens: Sequence[TokenId]
+    ) -> tuple[BlockId, int] | None:
+        """Return the block after ``parent`` that begins like ``tokens``, and for how many tokens.
+
+        ``parent`` is the last block of a match, None if nothing matched. Of several blocks it is
+        the one that shares most; None if none shares the first token. Read-only.
+        """
+        wanted = tuple(tokens)
+        node = self._roots.get(identity) if parent is None else self._nodes[parent]
+        if node is None:
+            return None
+        length = 0 if parent is None else self._depths[parent] - node.start + 1
+        if length < len(node.block_ids):
+            shared = _num_shared(node.chunks[length], wanted)
+            return (node.block_ids[length], shared) if shared else None
+        place = bisect_left(node.firsts, wanted)
+        neighbours = node.firsts[max(0, place - 1) : place + 1]
+        if not neighbours:
+            return None
+        best = max(neighbours, key=lambda chunk: _num_shared(chunk, wanted))
+        shared = _num_shared(best, wanted)
+        child = self._child(node, best) if shared else None
+        return None if child is None else (child.block_ids[0], shared)
 
     def insert(
         self, identity: CacheIdentity, parent: BlockId | None, chunk: Chunk, block_id: BlockId
@@ -155,7 +186,7 @@ class RadixTree:
         self.version += 1
         node = self._nodes.pop(block_id)
         del self._depths[block_id]
-        first_key = node.keys[0]
+        first_key, first_chunk = node.keys[0], node.chunks[0]
         node.chunks.pop()
         node.block_ids.pop()
         node.keys.pop()
@@ -163,7 +194,7 @@ class RadixTree:
         if node.block_ids or parent is None:
             return node.block_ids[-1]
         before = parent.block_ids[-1] if parent.block_ids else None
-        parent.detach(node, first_key)
+        parent.detach(node, first_key, first_chunk)
         if parent.parent is not None:
             self._merge_only_child(parent)
         elif not parent.children:
@@ -248,7 +279,7 @@ class RadixTree:
         lower.block_ids, node.block_ids = node.block_ids[length:], node.block_ids[:length]
         lower.keys, node.keys = node.keys[length:], node.keys[:length]
         self._adopt_children(lower, node)
-        node.children = {}
+        node.children, node.firsts = {}, []
         node.attach(lower)
         self._nodes.update(dict.fromkeys(lower.block_ids, lower))
 
@@ -264,7 +295,13 @@ class RadixTree:
 
     @staticmethod
     def _adopt_children(to: Node, of: Node) -> None:
-        to.children = of.children
+        to.children, to.firsts = of.children, of.firsts
         for bucket in to.children.values():
             for child in bucket:
                 child.parent = to
+
+
+def _num_shared(one: Chunk, other: Chunk) -> int:
+    """Return how many tokens both begin with."""
+    limit = min(len(one), len(other))
+    return next((i for i in range(limit) if one[i] != other[i]), limit)

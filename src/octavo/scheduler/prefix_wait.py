@@ -39,6 +39,7 @@ class PrefixWait:
 
     def hold(self, sequence: Sequence, num_cached: int, prefilling: Iterable[Sequence]) -> bool:
         """Begin to wait if a running prefill computes the block after ``num_cached`` tokens."""
+        num_cached -= num_cached % self._block_size
         target, leader = 0, None
         for candidate in prefilling:
             shared = self._num_shared(sequence, num_cached, candidate)

@@ -1,7 +1,7 @@
 """Decides, step by step, which tokens of which sequences are computed."""
 
 from collections.abc import Iterable, Mapping
-from itertools import chain, islice
+from itertools import chain
 from typing import Final
 
 from octavo.core.config import SchedulerConfig
@@ -27,6 +27,7 @@ from octavo.scheduler.prefix_wait import PrefixWait
 from octavo.scheduler.reservation import KV_RESERVATIONS
 from octavo.scheduler.roster import Roster
 from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.try_order import TryOrder
 from octavo.scheduler.updater import StepUpdater
 
 MAX_DECODE_TOKENS: Final = 16
@@ -74,6 +75,7 @@ class Scheduler:
         self._reservation = KV_RESERVATIONS.create(cache.config.kv_reservation)
         self._prefix_wait = PrefixWait(cache.config.block_size)
         self._roster = Roster(cache, policy, config.max_num_seqs)
+        self._order = TryOrder(policy, lambda sequence: self._look_up(sequence).num_tokens)
         self._in_flight: SchedulerOutput | None = None
         self._counters = Counters()
         self._step = 0
@@ -302,7 +304,9 @@ class Scheduler:
         Those that wait for a prefix are passed over; how many are looked at is bounded.
         """
         places = self._config.max_num_seqs
-        for sequence in islice(self._roster.queue, 2 * places):
+        if not draft.budget.left or self._roster.num_taken >= places:
+            return
+        for sequence in self._order.candidates(self._roster.queue, 2 * places):
             if not draft.budget.left or self._roster.num_taken + sequence.num_reserved >= places:
                 return
             if self._prefix_wait.is_held(sequence):
@@ -317,6 +321,7 @@ class Scheduler:
             if (lag and not size) or not self._admit(sequence, hit):
                 return
             self._start(sequence, hit, now)
+            self._order.started(sequence)
             draft.start(sequence, size)
 
     def _may_share(self, sequence: Sequence) -> bool:
@@ -328,6 +333,7 @@ class Scheduler:
             sequence.request.identity,
             sequence.token_ids,
             read_cache=sequence.may_read_cache,
+            whole_blocks=sequence.holds_last,  # it may not be in the plan that would copy
         )
 
     def _admit(self, sequence: Sequence, hit: CacheHit) -> bool:

@@ -77,6 +77,7 @@ class Sequence:
         "max_tokens",
         "num_cached_tokens",
         "num_computed",
+        "num_passed",
         "num_preemptions",
         "num_prompt_tokens",
         "num_reserved",
@@ -125,6 +126,8 @@ class Sequence:
         before or behind another as a whole."""
         self.holds_last = False
         """Whether it must not compute its last token before all beams of its search can."""
+        self.num_passed = 0
+        """Sequences behind it in the queue that a cache-aware policy started before it."""
         self.num_reserved = 0
         """Places in the batch that it keeps free for branches of its request, while it runs."""
         self.token_ids = list(request.prompt_token_ids)

@@ -35,7 +35,8 @@ class Gate:
     """Wraps the application; every request passes here, whatever its path.
 
     A request's ``X-Request-Id`` is returned with its answer, and made up if there is none (or one
-    that is no plain word of at most 128 characters).
+    that is no plain word of at most 128 characters). Anthropic's clients look for it in
+    ``Request-Id``, so answers on their paths have it there too.
     """
 
     def __init__(
@@ -99,6 +100,8 @@ class _Sender:
             if self._is_refusal(message["status"]):
                 self._observer.on_event(RequestRejected(message["status"]))
             headers = [*message.get("headers", ()), (b"x-request-id", self._id)]
+            if self._scope["path"] in ANTHROPIC_PATHS:
+                headers.append((b"request-id", self._id))
             message = {**message, "headers": headers}
         await self._send(message)
 
