@@ -16,9 +16,11 @@ from octavo.core.structured import StructuredOutput
 from octavo.runner.grammar import GrammarCompiler, reason
 from octavo.runner.grammar_source import (
     MAX_GRAMMAR_CHARS,
+    MAX_JOINED_PATTERNS,
     MAX_JSON_CHARS,
     MAX_OPTIONAL_PROPERTIES,
     MAX_PATTERN_CHARS,
+    MAX_PROPERTIES,
 )
 from support_grammar import byte_compiler
 
@@ -189,6 +191,87 @@ def test_sizes(compiler: GrammarCompiler) -> None:
     refusal(compiler, SO.json_schema({"patternProperties": {half * 2: {}}}))
     optional = {f"k{i}": {} for i in range(MAX_OPTIONAL_PROPERTIES + 1)}
     refusal(compiler, SO.json_schema({"anyOf": [{"properties": optional}]}))
+    half = {f"k{i}": {} for i in range(MAX_OPTIONAL_PROPERTIES // 2 + 1)}
+    refusal(compiler, SO.json_schema({"prefixItems": [{"properties": half}] * 4}))
+    compiler.compile(SO.json_schema({"prefixItems": [{"properties": half}] * 3}))
+    names = [f"k{i}" for i in range(MAX_PROPERTIES + 1)]
+    all_needed = {"properties": dict.fromkeys(names, True), "required": names}
+    refusal(compiler, SO.json_schema({"items": all_needed}))
+
+
+def joined(number: int) -> list[dict[str, Any]]:
+    """Return patterns whose intersection costs twice as much with each more."""
+    return [{"type": "string", "pattern": f"a{{{i}}}"} for i in range(number)]
+
+
+def inner_resource(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a schema whose pointers mean something else than they would at the root."""
+    names = {f"p{i}": part for i, part in enumerate(parts)}
+    inner = {"$id": "http://test/inner", "$defs": names}
+    inner["allOf"] = [{"$ref": f"#/$defs/{name}"} for name in names]
+    return {"$defs": {"inner": inner, **dict.fromkeys(names, True)}, "$ref": "http://test/inner"}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda parts: {"allOf": parts}, id="allOf"),
+        pytest.param(
+            lambda parts: {"allOf": [{"properties": {"a": part}} for part in parts]},
+            id="one property",
+        ),
+        pytest.param(
+            lambda parts: {
+                "definitions": {"a/b ü": {"anyOf": [True, {"allOf": parts[1:]}]}, "c": parts[0]},
+                "items": {
+                    "allOf": [{"$ref": "#/definitions/a~1b%20%C3%BC"}, {"$ref": "#/definitions/c"}]
+                },
+            },
+            id="references",
+        ),
+        pytest.param(
+            lambda parts: {
+                "$defs": {
+                    f"p{i}": {**part, "$ref": f"#/$defs/p{i + 1}"} for i, part in enumerate(parts)
+                }
+                | {f"p{len(parts)}": {}},
+                "$ref": "#/$defs/p0",
+            },
+            id="chain",
+        ),
+        pytest.param(
+            lambda parts: {
+                "$defs": {f"p{i}": {"$anchor": f"x{i}", **p} for i, p in enumerate(parts)},
+                "allOf": [{"$ref": f"#x{i}"} for i in range(len(parts))],
+            },
+            id="anchors",
+        ),
+        pytest.param(inner_resource, id="inner resource"),
+    ],
+)
+def test_patterns_that_meet(
+    compiler: GrammarCompiler, make: Callable[[list[dict[str, Any]]], dict[str, Any]]
+) -> None:
+    """The adversarial set: some dozen patterns for one text would take a thread for hours, so they
+    are counted before, wherever they hide; in grammars too."""
+    schema = make(joined(MAX_JOINED_PATTERNS + 1))
+    assert "match at once" in refusal(compiler, SO.json_schema(schema))
+    assert "match at once" in refusal(compiler, SO.grammar(f"start: %json {json.dumps(schema)}"))
+
+
+def test_patterns_that_do_not_meet(compiler: GrammarCompiler) -> None:
+    """Turns red when patterns of different values are counted together, or recursion is."""
+    node = {
+        "type": "object",
+        "properties": {f"k{i}": {"pattern": f"^a{i}$"} for i in range(MAX_JOINED_PATTERNS + 1)},
+        "required": [f"k{i}" for i in range(MAX_JOINED_PATTERNS + 1)],
+    }
+    node["properties"] |= {"next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}}
+    compiler.compile(SO.json_schema({"$defs": {"node": node}, "$ref": "#/$defs/node"}))
+    compiler.compile(SO.json_schema({"anyOf": joined(MAX_JOINED_PATTERNS + 1)[1:]}))
+    compiler.compile(SO.grammar('start: "' + "&" * 50 + '" /&{50}/'))
+    terminals = " & ".join(f"/(.|\\n)*a{{{i}}}/" for i in range(MAX_JOINED_PATTERNS + 1))
+    assert "match at once" in refusal(compiler, SO.grammar(f"start: T\nT: {terminals}"))
 
 
 RECURSION = {"$ref": "#/$defs/n", "$defs": {"n": {"$ref": "#/$defs/n"}}}
@@ -198,6 +281,11 @@ ENDLESS = {
         "n": {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}, "required": ["next"]}
     },
 }
+
+
+def test_what_has_no_end(compiler: GrammarCompiler) -> None:
+    """The adversarial set: a schema that only an endless text fits is refused, not begun."""
+    assert "no end" in refusal(compiler, SO.json_schema(ENDLESS))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,9 @@ MAX_REASON_CHARS: Final = 300
 NUM_CACHED: Final = 256
 """Grammars that are kept though no sequence uses them."""
 
+MAX_FORCED_TOKENS: Final = 10_000
+"""Longest text that a grammar may begin with before anything is left to choose."""
+
 _MARK: Final = "\x02"
 """A character that no merge joins with what follows."""
 
@@ -144,10 +147,12 @@ class GrammarCompiler:
         if matcher.is_error():
             raise _refusal(spec, matcher.get_error())
         # The first mask shows what building does not: that no text matches, or at what cost.
-        matcher.compute_ff_tokens()
+        forced = matcher.compute_ff_tokens()
         matcher.compute_bitmask()
         if matcher.is_error():
             raise _refusal(spec, matcher.get_error())
+        if len(forced) > MAX_FORCED_TOKENS:
+            raise _refusal(spec, "it only matches texts that are too long or have no end")
         return CompiledGrammar(matcher)
 
 

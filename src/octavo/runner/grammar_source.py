@@ -1,17 +1,20 @@
 """From what a request asked for to llguidance's grammar text, within limits on its size.
 
 The limits bound the time of compilation, which llguidance cannot be asked to give up: it grows
-with the square of a regex's length and of the optional properties of an object.
+with the square of a regex's length and of the optional properties of an object, and doubles with
+each of some patterns that are intersected.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from llguidance import LLMatcher, StructTag
 
 from octavo.core.errors import InvalidRequestError
 from octavo.core.structured import StructuredKind, StructuredOutput
+from octavo.runner.joined_patterns import joined_patterns, objects_in
 
 MAX_JSON_CHARS: Final = 512 << 10
 """Longest schema, list of choices or of tags."""
@@ -19,7 +22,11 @@ MAX_PATTERN_CHARS: Final = 16 << 10
 """Longest regex, and longest sum of the patterns in a schema."""
 MAX_GRAMMAR_CHARS: Final = 32 << 10
 MAX_OPTIONAL_PROPERTIES: Final = 1000
-"""Most properties of one object that may be left out."""
+"""Most properties that may be left out; the square root of a sum of squares if in many objects."""
+MAX_PROPERTIES: Final = 5000
+"""Most properties of all objects together; OpenAI's limit."""
+MAX_JOINED_PATTERNS: Final = 12
+"""Most patterns that one text may have to match at once."""
 
 JSON_OPTIONS: Final[Mapping[str, object]] = {
     "item_separator": ", ",
@@ -59,6 +66,7 @@ def grammar_text(spec: StructuredOutput, special_texts: frozenset[str]) -> str:
             return _of_choices(_load(spec), spec)
         case StructuredKind.GRAMMAR:
             _check_length(spec, MAX_GRAMMAR_CHARS)
+            _check_grammar(spec)
             return LLMatcher.grammar_from_lark(spec.text)
         case StructuredKind.STRUCTURAL_TAG:
             return _of_tags(_load(spec), spec, special_texts)
@@ -99,39 +107,61 @@ def _checked_schema(schema: Any, spec: StructuredOutput) -> dict[str, Any]:
         raise _refusal(spec, "has the schema false, which allows nothing")
     if not isinstance(schema, dict):
         raise _refusal(spec, "must be a JSON schema: an object or true")
-    num_pattern_chars = 0
-    for part in _objects(schema):
+    num_pattern_chars = num_properties = optional_cost = 0
+    for part in objects_in(schema):
         pattern, keyed = part.get("pattern"), part.get("patternProperties")
         num_pattern_chars += len(pattern) if isinstance(pattern, str) else 0
         num_pattern_chars += sum(map(len, keyed)) if isinstance(keyed, dict) else 0
         properties, required = part.get("properties"), part.get("required")
-        num_optional = len(properties) if isinstance(properties, dict) else 0
-        num_optional -= len(required) if isinstance(required, list) else 0
-        if num_optional > MAX_OPTIONAL_PROPERTIES:
-            raise _refusal(
-                spec,
-                f"has an object with {num_optional} optional properties; at most "
-                f"{MAX_OPTIONAL_PROPERTIES} are possible",
-            )
+        num_named = len(properties) if isinstance(properties, dict) else 0
+        num_properties += num_named
+        num_required = len(required) if isinstance(required, list) else 0
+        optional_cost += max(num_named - num_required, 0) ** 2
+    if num_properties > MAX_PROPERTIES:
+        raise _refusal(
+            spec, f"has {num_properties} properties; at most {MAX_PROPERTIES} are possible"
+        )
+    if optional_cost > MAX_OPTIONAL_PROPERTIES**2:
+        raise _refusal(
+            spec,
+            f"has too many optional properties; at most {MAX_OPTIONAL_PROPERTIES} are possible in "
+            "one object, and fewer in each of several",
+        )
     if num_pattern_chars > MAX_PATTERN_CHARS:
         raise _refusal(
             spec,
             f"has patterns of {num_pattern_chars} characters; at most {MAX_PATTERN_CHARS} are "
             "possible",
         )
+    try:
+        _check_joined(joined_patterns(schema), spec)
+    except RecursionError:
+        raise _refusal(spec, "is nested too deeply") from None
     return {**schema, "x-guidance": dict(JSON_OPTIONS)}
 
 
-def _objects(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield all objects inside a JSON value; without recursion, as depth is the client's."""
-    stack: list[Any] = [schema]
-    while stack:
-        value = stack.pop()
-        if isinstance(value, dict):
-            yield value
-            stack += value.values()
-        elif isinstance(value, list):
-            stack += value
+def _check_joined(num_joined: int, spec: StructuredOutput) -> None:
+    if num_joined > MAX_JOINED_PATTERNS:
+        raise _refusal(
+            spec,
+            f"has {num_joined} patterns that a text may have to match at once; at most "
+            f"{MAX_JOINED_PATTERNS} are possible",
+        )
+
+
+_QUOTED: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
+
+
+def _check_grammar(spec: StructuredOutput) -> None:
+    """Hold a Lark grammar, and the schemas in it, to the limits."""
+    _check_joined(1 + _QUOTED.sub("", spec.text).count("&"), spec)
+    for part in re.split(r"%json\s*", spec.text)[1:]:
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(part)
+        except (ValueError, RecursionError):
+            continue  # the compiler says what is wrong with it
+        if isinstance(schema, dict):
+            _checked_schema(schema, spec)
 
 
 def _of_choices(choices: Any, spec: StructuredOutput) -> str:
