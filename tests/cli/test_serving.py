@@ -24,6 +24,7 @@ INFO = ModelInfo(
     served_name="smollm2",
     backend="numpy",
     dtype="float32",
+    precision="float32",
     max_model_len=8192,
     vocab_size=49152,
     num_blocks=11650,

@@ -16,6 +16,7 @@ from octavo.core.request import FinishReason
 from octavo.core.sampling import SamplingParams
 from octavo.engine.llm import LLM
 from octavo.engine.outputs import CompletionOutput, RequestOutput
+from octavo.kernels.native.loading import is_built
 from support_loading import write_hf_folder
 
 NEAR_TIE = 1e-3
@@ -29,9 +30,25 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: write_hf_folder(root / name, name) for name in ARCHITECTURES}
 
 
+@pytest.fixture(params=["numpy", "native"], autouse=True)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each law holds for each backend, in float32 unless a test says otherwise."""
+    if request.param == "native" and not is_built():
+        pytest.skip("the native backend was not built")
+    monkeypatch.setitem(DEFAULTS, "backend", request.param)
+    return str(request.param)
+
+
+DEFAULTS: dict[str, Any] = {
+    "dtype": "float32",
+    "kv_cache_memory_bytes": 8 << 20,
+    "max_model_len": 128,
+    "seed": 1,
+}
+
+
 def engine(folder: Path, **settings: Any) -> LLM:
-    defaults = {"kv_cache_memory_bytes": 8 << 20, "max_model_len": 128, "seed": 1}
-    return LLM(str(folder), debug_invariants=True, **{**defaults, **settings})
+    return LLM(str(folder), debug_invariants=True, **{**DEFAULTS, **settings})
 
 
 def prompts_of(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
