@@ -1,6 +1,7 @@
 """Engines for tests: the real core, thread and front ends around a fake runner or a tiny model."""
 
 import random
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -9,7 +10,7 @@ from pathlib import Path
 from octavo.core.clock import Clock
 from octavo.core.config import CacheConfig, SchedulerConfig
 from octavo.core.events import Event
-from octavo.core.plan import ModelRunner
+from octavo.core.plan import ModelRunner, ModelRunnerOutput, SchedulerOutput
 from octavo.core.request import CacheIdentity
 from octavo.core.sampling import SamplingParams
 from octavo.engine.async_engine import AsyncEngine
@@ -40,6 +41,24 @@ class Recorder:
 
     def of(self, kind: type) -> list[Event]:
         return [event for event in self.events if isinstance(event, kind)]
+
+
+class Held:
+    """A fake runner that stops before its step ``after`` until it is let go."""
+
+    def __init__(self, *, after: int, num_blocks: int = 64, block_size: int = 4) -> None:
+        self._runner = FakeRunner(
+            block_size=block_size, num_blocks=num_blocks, vocab_size=VOCAB_SIZE
+        )
+        self._after = after
+        self._steps = 0
+        self.gate = threading.Event()
+
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        if self._steps == self._after:
+            assert self.gate.wait(30)
+        self._steps += 1
+        return self._runner.execute(plan)
 
 
 def byte_tokenizer(folder: Path) -> Tokenizer:

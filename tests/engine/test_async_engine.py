@@ -16,7 +16,7 @@ from octavo.engine.core import STEP_FAILED
 from octavo.engine.outputs import GenerationDelta
 from octavo.models.tokenizer import Tokenizer
 from octavo.runner.fake import Faults
-from support_engine import Recorder, byte_tokenizer, collect, fake_parts, running, text_of
+from support_engine import Held, Recorder, byte_tokenizer, collect, fake_parts, running, text_of
 
 PROMPT = list(b"The quick brown fox")
 
@@ -72,11 +72,12 @@ async def test_completion_i_has_seed_plus_i(tokenizer: Tokenizer) -> None:
 
 async def test_closing_a_stream_aborts_it(tokenizer: Tokenizer) -> None:
     """HT-09: turns red when a client that leaves keeps blocks, or is not counted as aborted."""
-    recorder = Recorder()
-    async with running(fake_parts(tokenizer, recorder)) as engine:
+    recorder, runner = Recorder(), Held(after=3)
+    async with running(fake_parts(tokenizer, recorder, runner=runner)) as engine:
         stream = engine.generate(PROMPT, SamplingParams(max_tokens=100), request_id="gone")
         await anext(stream)
         await stream.aclose()
+        runner.gate.set()
         await settled(engine)
         stats = engine.stats()
     assert (stats.num_running, stats.num_waiting, stats.usage.num_used) == (0, 0, 0)
@@ -140,11 +141,13 @@ async def test_refusals_come_before_anything_runs(tokenizer: Tokenizer) -> None:
 
 async def test_a_name_in_use_is_refused(tokenizer: Tokenizer) -> None:
     """Turns red when two live requests of one name mix their tokens."""
-    async with running(fake_parts(tokenizer, Recorder())) as engine:
+    runner = Held(after=3)
+    async with running(fake_parts(tokenizer, Recorder(), runner=runner)) as engine:
         first = engine.generate(PROMPT, SamplingParams(max_tokens=50), request_id="same")
         await anext(first)
         with pytest.raises(InvalidRequestError, match="already running"):
             await collect(engine, PROMPT, SamplingParams(max_tokens=1), "same")
+        runner.gate.set()
         assert [d async for d in first][-1].finish_reason is FinishReason.LENGTH
 
 
@@ -184,11 +187,13 @@ async def test_a_bug_ends_every_stream_with_a_sentence(tokenizer: Tokenizer) -> 
 
 async def test_shutdown_ends_live_streams(tokenizer: Tokenizer) -> None:
     """Turns red when a stream hangs for ever because the engine was shut down."""
-    async with running(fake_parts(tokenizer, Recorder())) as engine:
+    runner = Held(after=3)
+    async with running(fake_parts(tokenizer, Recorder(), runner=runner)) as engine:
         stream: AsyncGenerator[GenerationDelta, None] = engine.generate(
             PROMPT, SamplingParams(max_tokens=100), request_id="live"
         )
         await anext(stream)
+        asyncio.get_running_loop().run_in_executor(None, runner.gate.set)
         engine.shutdown()
         with pytest.raises(UnavailableError, match="shutting down"):
             async for _ in stream:

@@ -33,7 +33,7 @@ def engine_of(folder: Path, **settings: Any) -> AsyncEngine:
 
 @asynccontextmanager
 async def serving(folder: Path, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    engine = engine_of(folder, **settings)
+    engine = engine_of(folder, dtype="float32", **settings)
     engine.start()
     try:
         async with client_of(engine) as client:
