@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator, ValidationError
 from jsonschema.validators import extend, validator_for
 from numpy.typing import NDArray
 
+from octavo.core.errors import RequestError
 from octavo.core.plan import ModelRunnerOutput, SchedulerOutput
 from octavo.core.request import FinishReason, TokenLogprobs
 from octavo.core.sampling import SamplingParams
@@ -124,7 +125,7 @@ class Answer:
     token_ids: tuple[int, ...]
     reason: FinishReason
     logprobs: tuple[TokenLogprobs, ...]
-    error: str | None
+    error: RequestError | None
     num_cached: int
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from octavo.core.clock import ManualClock
 from octavo.core.config import CacheConfig, SchedulerConfig
+from octavo.core.errors import GenerationError
 from octavo.core.ids import BlockId, RequestId, SequenceId, TokenId
 from octavo.core.plan import ModelRunnerOutput, NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.core.request import (
@@ -125,7 +126,7 @@ class PagedOracle:
                 scores.append(score(kvs[-1], row.token_ids[position + 1]))
         self.num_computed_total += len(item.token_ids)
         if item.sequence_id in self.failing:
-            result.failed[item.sequence_id] = self.failing[item.sequence_id]
+            result.failed[item.sequence_id] = GenerationError(self.failing[item.sequence_id])
             return
         if row.new.sampling.prompt_logprobs is not None:
             result.prompt_logprobs[item.sequence_id] = tuple(scores)

@@ -12,6 +12,7 @@ import httpx
 import orjson
 from fastapi import FastAPI
 
+from octavo.core.errors import GenerationError
 from octavo.core.request import FinishReason, TokenLogprobs
 from octavo.core.sampling import SamplingParams
 from octavo.engine.outputs import GenerationDelta, ModelInfo
@@ -202,7 +203,7 @@ class ScriptedEngine:
             num_cached_tokens=self.num_cached,
             num_generated_tokens=count,
             finish_reason=reason,
-            error=str(self.failure) if reason is FinishReason.ERROR else None,
+            error=GenerationError(str(self.failure)) if reason is FinishReason.ERROR else None,
             embedding=self.embedding,
         )
 

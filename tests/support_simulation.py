@@ -331,7 +331,7 @@ class World:
             return
         if output.finish_reason is FinishReason.ERROR:
             assert output.error is not None
-            assert any(fault in output.error for fault in FAULTS), output.error
+            assert any(fault in output.error.message for fault in FAULTS), output.error
         self._end(item, finished.pop(name), output.finish_reason)
 
     def _end(self, item: Tracked, stats: RequestStats, reason: FinishReason) -> None:

@@ -162,7 +162,7 @@ async def test_a_failed_step_hurts_only_its_plan(tokenizer: Tokenizer) -> None:
         assert engine.is_running
         assert engine.stats().usage.num_used == 0
     assert failed[-1].finish_reason is FinishReason.ERROR
-    assert failed[-1].error == STEP_FAILED
+    assert str(failed[-1].error) == STEP_FAILED
     assert fine[-1].finish_reason is FinishReason.LENGTH
     reasons = [event.stats.finish_reason for event in recorder.of(RequestFinished)]
     assert reasons == [FinishReason.ERROR, FinishReason.LENGTH]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from octavo.core.errors import InvalidRequestError
 from octavo.core.request import FinishReason
 from octavo.core.structured import StructuredOutput
 from octavo.models.tokenizer import Tokenizer
@@ -266,7 +267,8 @@ def test_a_row_without_a_token_fails_alone(tokenizer: Tokenizer, jump: bool) -> 
     params = [replace(GREEDY, logit_bias=banned), GREEDY, replace(GREEDY, max_tokens=5)]
     failed, other, free = ask_all(setup.parts, shapes, params)
     assert failed.reason is ERROR
-    assert "banned" in (failed.error or "")
+    assert "banned" in str(failed.error)
+    assert isinstance(failed.error, InvalidRequestError)
     assert other.text in ("x1", "y2")
     assert len(free.token_ids) == 5
 
@@ -277,7 +279,8 @@ def test_a_grammar_that_gets_too_costly_fails_alone(tokenizer: Tokenizer) -> Non
     schema = {"type": "object", "anyOf": [{"properties": {f"a{i}": {}}} for i in range(500)]}
     costly, other = ask_all(setup.parts, [SO.json_schema(schema), SO.choice(["fine"])])
     assert costly.reason is ERROR
-    assert "cannot be followed further" in (costly.error or "")
+    assert "cannot be followed further" in str(costly.error)
+    assert isinstance(costly.error, InvalidRequestError)
     assert (other.text, other.reason) == ("fine", STOP)
 
 

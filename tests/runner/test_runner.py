@@ -166,7 +166,7 @@ def test_nan_fails_one_sequence(bad: float, params: SamplingParams, max_logits: 
     driver.start(new_sequence(2, [1, 2]))
     result = driver.step(0, 1, 2)
     assert set(result.failed) == {1}
-    assert "logits" in result.failed[SequenceId(1)]
+    assert "logits" in result.failed[SequenceId(1)].message
     assert set(result.sampled) == {0, 2}
     assert result.logprobs == result.prompt_logprobs == {}
 

@@ -18,7 +18,8 @@ def choose(logits: list[float], state: SamplingState, num_output_tokens: int = 0
     row = np.array([logits], dtype=np.float32)
     result = Sampler(len(logits)).sample(row, [state], [num_output_tokens])
     assert np.array_equal(row, np.array([logits], dtype=np.float32), equal_nan=True)
-    return result.failures.get(0, result.token_ids[0])
+    failure = result.failures.get(0)
+    return result.token_ids[0] if failure is None else failure.message
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_nan_or_infinity_fails_its_row_alone(
     result = Sampler(5).sample(rows, states, [0, 0, 0])
     assert [result.token_ids[0], result.token_ids[2]] == [1, 1]
     assert list(result.failures) == [1]
-    assert ("NaN" if math.isnan(bad) else "infinity") in result.failures[1]
+    assert ("NaN" if math.isnan(bad) else "infinity") in result.failures[1].message
 
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(), SamplingParams(top_k=1, top_p=0.5)])
@@ -171,7 +172,7 @@ def test_a_bias_outside_the_vocabulary_fails_its_row_alone(token_id: int) -> Non
     rows = np.array([[0, 1, 2, 3]] * 2, dtype=np.float32)
     result = Sampler(4).sample(rows, [state, sampling_state(4)], [0, 0])
     assert result.token_ids[1] == 3
-    assert str(token_id) in result.failures[0]
+    assert str(token_id) in result.failures[0].message
 
 
 @pytest.mark.parametrize("key", [-1, "abc", None, True, 1.0])

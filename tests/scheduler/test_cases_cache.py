@@ -5,6 +5,7 @@ import random
 import pytest
 
 from octavo.core.config import CacheConfig
+from octavo.core.errors import GenerationError
 from octavo.core.request import CacheIdentity, FinishReason
 from octavo.kvcache.manager import KVCacheManager
 from support_scheduler import IDENTITY, Harness, expected_output
@@ -231,8 +232,10 @@ def test_failed_kv_is_never_reused():
     harness.add("r", prompt)
     harness.step()
     plan = harness.schedule()
-    update = harness.record(harness.scheduler.fail(plan, "The runner broke.", harness.clock()))
-    assert update.outputs[0].error == "The runner broke."
+    update = harness.record(
+        harness.scheduler.fail(plan, GenerationError("The runner broke."), harness.clock())
+    )
+    assert str(update.outputs[0].error) == "The runner broke."
     assert harness.manager.match(IDENTITY, [*prompt, 1]).num_tokens == 8
     harness.oracle.execute(plan)
     harness.add("again", prompt)

@@ -447,5 +447,5 @@ def test_every_accepted_request_ends_with_one_reason():
     reasons = [harness.reason(f"r{number}") for number in range(8)]
     assert reasons.count(FinishReason.ABORT) == 2
     assert reasons.count(FinishReason.ERROR) == 1
-    assert harness.outputs["r5"][-1].error == "NaN logits"
+    assert harness.outputs["r5"][-1].error.message == "NaN logits"
     harness.assert_idle()

@@ -169,7 +169,7 @@ def test_a_failed_prompt_fails_the_branches_that_were_to_share_it():
     harness.add("r", prompt_of(13, 6), n=3, seed=0, max_tokens=3)
     harness.oracle.failing = {0: "NaN"}
     update = harness.step()
-    assert [(o.index, o.error) for o in update.outputs] == [(1, "NaN"), (0, "NaN")]
+    assert [(o.index, str(o.error)) for o in update.outputs] == [(1, "NaN"), (0, "NaN")]
     harness.run()
     expected = separate(prompt_of(13, 6), seed=2, max_tokens=3)
     assert harness.tokens[completion("r", 2)] == expected

@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from octavo.core.config import CacheConfig
-from octavo.core.errors import ContextLengthError, InvalidRequestError
+from octavo.core.errors import ContextLengthError, GenerationError, InvalidRequestError
 from octavo.core.ids import RequestId
 from octavo.core.plan import SchedulerOutput
 from octavo.core.request import CacheIdentity, FinishReason
@@ -155,7 +155,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             }
             for place in wiped:
                 self.harness.oracle.memory.pop(place, None)
-        self.harness.record(self.scheduler.fail(plan, "boom", self.harness.clock()))
+        self.harness.record(
+            self.scheduler.fail(plan, GenerationError("boom"), self.harness.clock())
+        )
         assert set(self.scheduler.live) == survivors
 
     @rule(data=st.data(), stop=st.booleans())

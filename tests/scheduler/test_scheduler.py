@@ -5,7 +5,7 @@ import random
 import pytest
 
 from octavo.core.config import CacheConfig, SchedulerConfig
-from octavo.core.errors import InvalidRequestError, InvariantError, SettingError
+from octavo.core.errors import GenerationError, InvalidRequestError, InvariantError, SettingError
 from octavo.core.ids import RequestId
 from octavo.core.plan import ModelRunnerOutput, SchedulerOutput
 from octavo.core.request import FinishReason, Request
@@ -204,7 +204,7 @@ def test_a_failed_sequence_ends_alone():
     harness.oracle.failing = {0: "The logits are NaN."}
     update = harness.step()
     assert [stats.request_id for stats in update.finished] == ["a"]
-    assert update.outputs[0].error == "The logits are NaN."
+    assert str(update.outputs[0].error) == "The logits are NaN."
     harness.run()
     assert harness.tokens["b"] == expected_output([3, 4], 4, VOCAB)
     harness.assert_idle()
@@ -217,8 +217,8 @@ def test_a_failed_step_ends_its_sequences_and_nobody_else():
     harness.add("b", [3, 4])
     plan = harness.schedule()
     harness.oracle.execute(plan)
-    update = harness.record(harness.scheduler.fail(plan, "boom", harness.clock()))
-    assert [(o.request_id, o.finish_reason, o.error) for o in update.outputs] == [
+    update = harness.record(harness.scheduler.fail(plan, GenerationError("boom"), harness.clock()))
+    assert [(o.request_id, o.finish_reason, str(o.error)) for o in update.outputs] == [
         ("a", FinishReason.ERROR, "boom")
     ]
     harness.run()
@@ -300,7 +300,7 @@ def test_schedule_and_update_must_alternate():
         harness.scheduler.update(other, ModelRunnerOutput(), 0.0)
     harness.execute(plan)
     with pytest.raises(InvariantError, match="not the one under way"):
-        harness.scheduler.fail(plan, "late", 0.0)
+        harness.scheduler.fail(plan, GenerationError("late"), 0.0)
 
 
 def test_an_empty_plan_needs_no_result():

@@ -283,3 +283,17 @@ async def test_best_of_returns_n_choices(tokenizer: Tokenizer) -> None:
     ranked = sorted(totals, key=lambda text: -totals[text])
     assert [choice["text"] for choice in best["choices"]] == ranked[:2]
     assert all(choice["logprobs"] is None for choice in best["choices"])
+
+
+async def test_a_grammar_that_gets_too_costly_is_a_clients_mistake(tmp_path: Path) -> None:
+    """CO-07's kind: turns red when what a client's grammar causes is answered as the server's
+    fault, which clients would send again."""
+    ways = [{"properties": {f"a{number}": {}}} for number in range(500)]
+    costly = {"json": {"type": "object", "anyOf": ways}}
+    async with serving(tiny(tmp_path)) as client:
+        bias = {str(ord('"')): 100}  # leads to where all ways are open
+        body = {"prompt": "a", "structured_outputs": costly, "max_tokens": 50, "logit_bias": bias}
+        response = await client.post(COMPLETIONS, json=body)
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["param"]
+        assert (await client.post(COMPLETIONS, json={"prompt": "a"})).status_code == 200

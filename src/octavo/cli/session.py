@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from octavo.cli.console import byte_progress, spinner
-from octavo.core.errors import GenerationError
 from octavo.core.events import NullObserver
 from octavo.core.sampling import SamplingParams
 from octavo.engine.async_engine import AsyncEngine
@@ -91,7 +90,7 @@ class Session:
         try:
             async for delta in stream:
                 if delta.error is not None:
-                    raise GenerationError(delta.error)
+                    raise delta.error
                 on_delta(delta)
         finally:
             await stream.aclose()

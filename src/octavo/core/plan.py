@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from octavo.core.errors import RequestError
 from octavo.core.ids import BlockId, SequenceId, TokenId
 from octavo.core.request import TokenLogprobs
 from octavo.core.sampling import SamplingParams
@@ -87,8 +88,9 @@ class ModelRunnerOutput:
     """One entry per sampled token, for sequences that asked."""
     prompt_logprobs: Mapping[SequenceId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     """For sequences that asked: entry i scores the prompt token at position ``start + i + 1``."""
-    failed: Mapping[SequenceId, str] = field(default_factory=dict)
-    """Sequences whose result is unusable (NaN logits), with one sentence why."""
+    failed: Mapping[SequenceId, RequestError] = field(default_factory=dict)
+    """Sequences that have no usable result, and why: the request's own fault (a grammar that
+    becomes too costly) or the server's (NaN logits)."""
     completed: frozenset[SequenceId] = frozenset()
     """Sequences whose grammar allows nothing after their sampled tokens."""
     pooled: Mapping[SequenceId, tuple[float, ...]] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from octavo.core.errors import InvalidRequestError
+from octavo.core.errors import InvalidRequestError, RequestError
 from octavo.core.ids import RequestId, TokenId
 from octavo.core.sampling import SamplingParams
 
@@ -124,8 +124,8 @@ class SequenceOutput:
     finish_reason: FinishReason | None = None
     stop_token_id: TokenId | None = None
     """The token that ended the output, if one did; it is also the last of ``new_token_ids``."""
-    error: str | None = None
-    """One sentence, when ``finish_reason`` is ERROR."""
+    error: RequestError | None = None
+    """Why, when ``finish_reason`` is ERROR."""
     embedding: tuple[float, ...] | None = None
     """Of the prompt, where the request asked for pooling; with its only output."""
     index: int = 0

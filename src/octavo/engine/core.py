@@ -4,7 +4,7 @@ import logging
 from typing import Final
 
 from octavo.core.clock import Clock
-from octavo.core.errors import InvariantError
+from octavo.core.errors import GenerationError, InvariantError
 from octavo.core.events import Observer, SchedulerStats, StateChanged, StepCompleted
 from octavo.core.ids import RequestId
 from octavo.core.plan import ModelRunner, SchedulerOutput
@@ -83,7 +83,7 @@ class EngineCore:
             raise
         except Exception:  # whatever broke, only this plan's sequences pay for it
             logger.exception("Step %d failed.", plan.step)
-            return self._scheduler.fail(plan, STEP_FAILED, self._clock())
+            return self._scheduler.fail(plan, GenerationError(STEP_FAILED), self._clock())
         return self._scheduler.update(plan, result, self._clock())
 
     def _report(self, started: float, plan: SchedulerOutput, update: StepUpdate) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from octavo.core.errors import InvalidRequestError
+from octavo.core.errors import InvalidRequestError, InvariantError
 from octavo.core.events import NullObserver
 from octavo.core.ids import RequestId, TokenId
 from octavo.core.request import TokenLogprobs
@@ -192,8 +192,10 @@ class _Run:
 def _join(deltas: Sequence[GenerationDelta]) -> CompletionOutput:
     last = deltas[-1]
     logprobs: list[TokenLogprobs] = [item for delta in deltas for item in delta.logprobs]
-    if last.error is not None or last.finish_reason is None:
-        raise RuntimeError(last.error or "a completion ended without a reason")
+    if last.error is not None:
+        raise last.error
+    if last.finish_reason is None:
+        raise InvariantError("a completion ended without a reason")
     return CompletionOutput(
         index=last.index,
         text="".join(delta.text for delta in deltas),

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from octavo.core.errors import RequestError
 from octavo.core.ids import TokenId
 from octavo.core.request import FinishReason, TokenLogprobs
 
@@ -29,8 +30,8 @@ class GenerationDelta:
     """Set in the completion's last delta, which is its only one with it."""
     stop_reason: str | TokenId | None = None
     """The stop string, or the stop token other than the model's own, that ended it."""
-    error: str | None = None
-    """One sentence, when ``finish_reason`` is ERROR."""
+    error: RequestError | None = None
+    """Why, when ``finish_reason`` is ERROR."""
     embedding: tuple[float, ...] | None = None
     """Of the prompt, where the request asked for pooling; in its only delta."""
 

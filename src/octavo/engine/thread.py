@@ -127,7 +127,7 @@ class EngineThread:
 
 def _refusal(request: Request, index: int, error: RequestError) -> SequenceOutput:
     return SequenceOutput(
-        request.request_id, finish_reason=FinishReason.ERROR, error=error.message, index=index
+        request.request_id, finish_reason=FinishReason.ERROR, error=error, index=index
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 
-from octavo.core.errors import InvariantError
+from octavo.core.errors import GenerationError, InvariantError, RequestError
 from octavo.core.ids import BlockId, SequenceId, TokenId
 from octavo.core.plan import ModelRunnerOutput, NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.core.request import TokenLogprobs
@@ -209,12 +209,14 @@ class FakeRunner:
         sampled: dict[SequenceId, tuple[TokenId, ...]] = {}
         logprobs: dict[SequenceId, tuple[TokenLogprobs, ...]] = {}
         prompt_logprobs: dict[SequenceId, tuple[TokenLogprobs, ...]] = {}
-        failed: dict[SequenceId, str] = {}
+        failed: dict[SequenceId, RequestError] = {}
         for row, item in work:
             sequence_id = item.sequence_id
             if self._faults.fails(call, sequence_id):
                 self._ruin(row, item)
-                failed[sequence_id] = "The fake runner was told to fail this sequence."
+                failed[sequence_id] = GenerationError(
+                    "The fake runner was told to fail this sequence."
+                )
                 continue
             if scores := row.score_prompt(item):
                 prompt_logprobs[sequence_id] = scores

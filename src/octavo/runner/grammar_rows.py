@@ -8,7 +8,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from octavo.core.errors import GenerationError, InvariantError
+from octavo.core.errors import InvalidRequestError, InvariantError
 from octavo.core.ids import SequenceId, TokenId
 from octavo.core.plan import NewSequence
 from octavo.core.sampling import SamplingParams
@@ -46,6 +46,8 @@ class GrammarRow:
     ) -> None:
         self._grammar = grammar
         self._sampling = sampling
+        asked = sampling.structured_output
+        self._param = None if asked is None else asked.param
         self._end_ids = end_ids
         self._vocab_size = vocab_size
         # A forced token's logprob needs the forward pass that jumping saves.
@@ -61,7 +63,7 @@ class GrammarRow:
         take them away, but not where nothing else may come.
 
         Raises:
-            GenerationError: no token may come, or the grammar became too costly.
+            InvalidRequestError: no token may come, or the grammar became too costly.
         """
         if num_output_tokens != self._num_tokens:
             raise InvariantError(
@@ -78,25 +80,27 @@ class GrammarRow:
             if not allowed.any():
                 allowed[self._end_ids] = ends
         if not allowed.any():
-            raise GenerationError("The grammar of this request allows no token here.")
+            raise InvalidRequestError(
+                "The grammar of this request allows no token here.", param=self._param
+            )
         return allowed
 
     def accept(self, token_id: TokenId) -> Accepted:
         """Move on by a token that the last mask allowed.
 
         Raises:
-            GenerationError: the grammar became too costly.
+            InvalidRequestError: the grammar became too costly.
         """
         matcher = self._current()
         forced: list[TokenId] = []
         if not matcher.consume_token(token_id):
-            raise _failure(matcher)
+            raise self._failure(matcher)
         while self._jump_forward and not matcher.is_stopped():
             more = matcher.compute_ff_tokens()
             if not more:
                 break
             if not matcher.consume_tokens(more):
-                raise _failure(matcher)
+                raise self._failure(matcher)
             forced += more
         self._check(matcher)
         self._num_tokens += 1 + len(forced)
@@ -110,14 +114,15 @@ class GrammarRow:
                 raise InvariantError("A grammar does not accept the output that it allowed.")
         return self._matcher
 
+    def _failure(self, matcher: LLMatcher) -> InvalidRequestError:
+        why = reason(matcher.get_error())
+        return InvalidRequestError(
+            f"The grammar of this request cannot be followed further: {why}.", param=self._param
+        )
+
     def _check(self, matcher: LLMatcher) -> None:
         if matcher.is_error():
-            raise _failure(matcher)
-
-
-def _failure(matcher: LLMatcher) -> GenerationError:
-    why = reason(matcher.get_error())
-    return GenerationError(f"The grammar of this request cannot be followed further: {why}.")
+            raise self._failure(matcher)
 
 
 class GrammarRows:
@@ -174,7 +179,7 @@ class GrammarRows:
         """Return the mask ``[V]`` of a prepared sequence; None without a grammar.
 
         Raises:
-            GenerationError: see ``GrammarRow.mask``.
+            InvalidRequestError: see ``GrammarRow.mask``.
         """
         prepared = self._masks.pop(sequence_id, None)
         return None if prepared is None else prepared.result()
@@ -183,7 +188,7 @@ class GrammarRows:
         """Move a sequence on by its sampled token; None without a grammar.
 
         Raises:
-            GenerationError: see ``GrammarRow.accept``.
+            InvalidRequestError: see ``GrammarRow.accept``.
         """
         row = self._rows.get(sequence_id)
         return None if row is None else row.accept(token_id)

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.core.errors import GenerationError, RequestError
 from octavo.core.ids import SequenceId
 from octavo.kernels.ops import StepFunction
 from octavo.runner.input_batch import Chunk, build_batch
@@ -24,7 +25,7 @@ class Pooled:
 
     embeddings: dict[SequenceId, tuple[float, ...]] = field(default_factory=dict)
     """Of sequences whose prompt is complete now."""
-    failed: dict[SequenceId, str] = field(default_factory=dict)
+    failed: dict[SequenceId, RequestError] = field(default_factory=dict)
 
 
 class Pooler:
@@ -82,4 +83,4 @@ class Pooler:
         if np.isfinite(vector).all():
             pooled.embeddings[name] = tuple(vector.tolist())
         else:
-            pooled.failed[name] = NOT_FINITE
+            pooled.failed[name] = GenerationError(NOT_FINITE)

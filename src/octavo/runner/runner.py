@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.core.errors import GenerationError, InvariantError
+from octavo.core.errors import InvariantError, RequestError
 from octavo.core.ids import SequenceId, TokenId
 from octavo.core.plan import BlockCopy, ModelRunnerOutput, SchedulerOutput
 from octavo.core.request import TokenLogprobs
@@ -126,8 +126,8 @@ class Runner:
                 try:
                     scores = score_tokens(rows, chunk.scored_token_ids, num_top)
                     result.add_prompt_logprobs(chunk.row.sequence_id, scores)
-                except GenerationError as error:
-                    result.failed[chunk.row.sequence_id] = error.message
+                except RequestError as error:
+                    result.failed[chunk.row.sequence_id] = error
             first += chunk.num_logits
 
     def _sample(self, batch: Sequence[Chunk], logits: Float32, result: "_Result") -> None:
@@ -166,8 +166,8 @@ class Runner:
         for i, row in enumerate(rows):
             try:
                 mask = self._grammars.mask(row.sequence_id)
-            except GenerationError as error:
-                result.failed[row.sequence_id] = error.message
+            except RequestError as error:
+                result.failed[row.sequence_id] = error
                 continue
             if mask is not None:
                 masks[i] = mask
@@ -180,8 +180,8 @@ class Runner:
             return
         try:
             accepted = self._grammars.accept(sequence_id, token_id)
-        except GenerationError as error:
-            result.failed[sequence_id] = error.message
+        except RequestError as error:
+            result.failed[sequence_id] = error
             return
         if accepted is not None:
             result.sampled[sequence_id] = (token_id, *accepted.forced)
@@ -196,7 +196,7 @@ class _Result:
         self.sampled: dict[SequenceId, tuple[TokenId, ...]] = {}
         self.logprobs: dict[SequenceId, tuple[TokenLogprobs, ...]] = {}
         self.prompt_logprobs: dict[SequenceId, tuple[TokenLogprobs, ...]] = {}
-        self.failed: dict[SequenceId, str] = {}
+        self.failed: dict[SequenceId, RequestError] = {}
         self.completed: set[SequenceId] = set()
         self.pooled: dict[SequenceId, tuple[float, ...]] = {}
 

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.core.errors import GenerationError, InvariantError
+from octavo.core.errors import GenerationError, InvalidRequestError, InvariantError, RequestError
 from octavo.core.ids import TokenId
 from octavo.core.plan import NewSequence
 from octavo.runner.distribution import draw_token
@@ -73,7 +73,7 @@ class SampledTokens:
     """One token per row; where sampling failed, -1 and a sentence."""
 
     token_ids: list[TokenId]
-    failures: dict[int, str]
+    failures: dict[int, RequestError]
 
 
 class Sampler:
@@ -105,13 +105,13 @@ class Sampler:
         ):
             return _largest(logits)
         token_ids: list[TokenId] = []
-        failures: dict[int, str] = {}
+        failures: dict[int, RequestError] = {}
         for i, (row, state, k) in enumerate(zip(logits, states, num_output_tokens, strict=True)):
             try:
                 token_ids.append(sample_row(row, state, k, masks.get(i)))
-            except GenerationError as error:
+            except RequestError as error:
                 token_ids.append(-1)
-                failures[i] = error.message
+                failures[i] = error
         return SampledTokens(token_ids, failures)
 
 
@@ -121,12 +121,17 @@ def sample_row(
     """Choose the token with index ``num_output_tokens`` of one sequence from ``logits [V]``.
 
     Raises:
-        GenerationError: the logits are NaN or infinite, or every token is banned.
+        GenerationError: the logits are NaN or infinite.
+        InvalidRequestError: every token is banned.
     """
     params = state.params
     if mask is not None or state.changes_logits(num_output_tokens):
         check_finite(float(logits.max()))  # before a ban can hide what is wrong
         logits = _processed(logits, state, num_output_tokens, mask)
+        if np.isneginf(logits.max()):
+            raise InvalidRequestError(
+                "Every token that this request may have next is banned by it.", param="logit_bias"
+            )
     likeliest = int(logits.argmax())
     check_finite(float(logits[likeliest]))
     if params.is_greedy:
@@ -138,12 +143,12 @@ def _largest(logits: Float32) -> SampledTokens:
     """Choose greedily for all rows at once; argmax stops at the first NaN and the lowest tie."""
     token_ids: list[TokenId] = logits.argmax(axis=1).tolist()
     best = logits[np.arange(len(token_ids)), token_ids]
-    failures: dict[int, str] = {}
+    failures: dict[int, RequestError] = {}
     for i in np.flatnonzero(~np.isfinite(best)).tolist():
         try:
             check_finite(float(best[i]))
         except GenerationError as error:
-            token_ids[i], failures[i] = -1, error.message
+            token_ids[i], failures[i] = -1, error
     return SampledTokens(token_ids, failures)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from octavo.core.errors import InvariantError
+from octavo.core.errors import InvariantError, RequestError
 from octavo.core.ids import TokenId
 from octavo.core.plan import ModelRunnerOutput, ScheduledSequence
 from octavo.core.request import FinishReason, RequestStats, SequenceOutput, TokenLogprobs
@@ -102,7 +102,7 @@ class StepOutcome:
         asked = sequence.sampling.logprobs is not None
         self._emit(sequence, token_ids, tokens if asked else (), reason)
 
-    def add_error(self, sequence: Sequence, error: str) -> None:
+    def add_error(self, sequence: Sequence, error: RequestError) -> None:
         """Emit the end of a request that failed."""
         output = SequenceOutput(
             sequence.request_id,

@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Final
 
 from octavo.core.config import SchedulerConfig
-from octavo.core.errors import InvalidRequestError, InvariantError
+from octavo.core.errors import InvalidRequestError, InvariantError, RequestError
 from octavo.core.events import SchedulerStats
 from octavo.core.ids import RequestId, SequenceId
 from octavo.core.plan import ModelRunnerOutput, SchedulerOutput
@@ -184,7 +184,7 @@ class Scheduler:
                 updater.advance(sequence, item)
         return self._finish_step(updater)
 
-    def fail(self, plan: SchedulerOutput, message: str, now: float) -> StepUpdate:
+    def fail(self, plan: SchedulerOutput, error: RequestError, now: float) -> StepUpdate:
         """End every sequence of a plan whose execution raised, and nobody else.
 
         What the step should have computed is not cached.
@@ -197,7 +197,7 @@ class Scheduler:
         for item in plan.scheduled:
             sequence = self._roster.running.get(item.sequence_id)
             if sequence is not None:
-                updater.fail(sequence, item, message)
+                updater.fail(sequence, item, error)
         return self._finish_step(updater)
 
     def has_work(self) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from octavo.core.errors import InvariantError
+from octavo.core.errors import InvariantError, RequestError
 from octavo.core.ids import RequestId, SequenceId
 from octavo.core.plan import ModelRunnerOutput, ScheduledSequence
 from octavo.core.request import FinishReason, TokenLogprobs
@@ -56,7 +56,7 @@ class StepUpdater:
         for branch in (sequence, *children):
             self._sample(branch)
 
-    def fail(self, sequence: Sequence, item: ScheduledSequence, error: str) -> None:
+    def fail(self, sequence: Sequence, item: ScheduledSequence, error: RequestError) -> None:
         """End a sequence whose result is unusable, and the branches that were to share it."""
         group = self._roster.group(sequence)
         if group.beam is not None:
@@ -88,7 +88,7 @@ class StepUpdater:
             stats = self._roster.end(branch, reason, self._now, branch.num_output_tokens)
             self._outcome.add_finished(stats)
 
-    def _fail_one(self, sequence: Sequence, error: str) -> None:
+    def _fail_one(self, sequence: Sequence, error: RequestError) -> None:
         self._outcome.add_error(sequence, error)
         num_tokens = sequence.num_output_tokens
         stats = self._roster.end(sequence, FinishReason.ERROR, self._now, num_tokens)
@@ -125,9 +125,9 @@ class StepUpdater:
                 view.final_stats(hypothesis.reason, self._now, view.num_output_tokens)
             )
 
-    def _fail_search(self, group: SequenceGroup, error: str) -> None:
+    def _fail_search(self, group: SequenceGroup, error: RequestError) -> None:
         views = group.results()
-        self._roster.end_group(group, error)
+        self._roster.end_group(group, error.message)
         for view in views:
             self._outcome.add_error(view, error)
             self._outcome.add_finished(view.final_stats(FinishReason.ERROR, self._now, 0))

@@ -77,7 +77,7 @@ class Generator:
 
 def _check(delta: GenerationDelta) -> None:
     if delta.finish_reason is FinishReason.ERROR:
-        raise GenerationError(delta.error or "Computing this request failed.")
+        raise delta.error or GenerationError("Computing this request failed.")
     if delta.finish_reason is FinishReason.ABORT:
         raise UnavailableError("The server gave up this request.")
 
