@@ -26,7 +26,7 @@ from octavo.engine.requests import RequestBuilder
 from octavo.kernels.ops import KVSpec
 from octavo.kvcache.manager import KVCacheManager
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
-from octavo.models.decoder import Decoder, build_decoder
+from octavo.models.decoder import Decoder, build_decoder, kv_spec
 from octavo.models.tokenizer import Tokenizer, load_tokenizer
 from octavo.runner.grammar import GrammarCompiler, Vocabulary
 from octavo.runner.grammar_rows import GrammarRows
@@ -162,11 +162,6 @@ def _identity(checkpoint: Checkpoint, tokenizer: Tokenizer, compute: Compute) ->
     return CacheIdentity(model, tokenizer.fingerprint, compute.kv_dtype)
 
 
-def _kv_spec(checkpoint: Checkpoint, block_size: int, dtype: KVDtype) -> KVSpec:
-    config = checkpoint.config
-    return KVSpec(config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
-
-
 def _configs(
     settings: EngineSettings,
     checkpoint: Checkpoint,
@@ -178,7 +173,7 @@ def _configs(
             f"--block-size must be at least 1, not {settings.block_size}.", name="--block-size"
         )
     max_model_len = _max_model_len(settings, checkpoint)
-    spec = _kv_spec(checkpoint, settings.block_size, dtype)
+    spec = kv_spec(checkpoint.config, settings.block_size, dtype)
     cache = CacheConfig(
         num_blocks=_num_blocks(settings, spec, max_model_len),
         block_size=settings.block_size,

@@ -2,6 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
 
 
 class Progress:
@@ -9,6 +14,17 @@ class Progress:
 
     def advance(self) -> None:
         """Count one more as done."""
+
+
+class _Drawn(Progress):
+    """Moves one task of a bar."""
+
+    def __init__(self, bar: "Bar", task: "TaskID") -> None:
+        self._bar = bar
+        self._task = task
+
+    def advance(self) -> None:
+        self._bar.advance(self._task)
 
 
 @contextmanager
@@ -21,10 +37,4 @@ def progress_bar(title: str, total: int, *, show: bool) -> Iterator[Progress]:
     from rich.progress import Progress as Bar
 
     with Bar(console=Console(stderr=True), transient=False) as bar:
-        task = bar.add_task(title, total=total)
-
-        class Drawn(Progress):
-            def advance(self) -> None:
-                bar.advance(task)
-
-        yield Drawn()
+        yield _Drawn(bar, bar.add_task(title, total=total))

@@ -38,8 +38,14 @@ class Decoder:
 
     def kv_spec(self, block_size: int, dtype: Literal["float32", "bfloat16"]) -> KVSpec:
         """Return the shape of the KV that this decoder stores."""
-        config = self.config
-        return KVSpec(config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
+        return kv_spec(self.config, block_size, dtype)
+
+
+def kv_spec(
+    config: DecoderConfig, block_size: int, dtype: Literal["float32", "bfloat16"]
+) -> KVSpec:
+    """Return the shape of the KV of a decoder that need not be built yet."""
+    return KVSpec(config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
 
 
 def build_decoder(
