@@ -70,18 +70,18 @@ class Worker:
         Raises:
             WorkerError: the engine failed, died or took too long.
         """
-        self._signal(signal.SIGCONT)
-        request = json.dumps({"prompts": prompts, "max_tokens": max_tokens}) + "\n"
-        stdin = self._process.stdin
-        assert stdin is not None
-        try:
-            stdin.write(request.encode())
-            stdin.flush()
-        except OSError as error:
-            raise WorkerError(f"It has ended; see {self._log}.") from error
-        answer = self._read(RUN_TIMEOUT_S)
-        self._signal(signal.SIGSTOP)
+        answer = self._ask({"prompts": prompts, "max_tokens": max_tokens})
         return Run(answer["wall_s"], answer["tokens"], answer["ttft_s"])
+
+    def score(self, tokens: Sequence[int], num_single: int, file: Path) -> None:
+        """Write the logits of each token to ``file``, float32 ``[tokens, vocab]``.
+
+        The last ``num_single`` tokens are computed one at a time, as in decoding.
+
+        Raises:
+            WorkerError: the engine failed, died, took too long or gives no logits.
+        """
+        self._ask({"score": tokens, "num_single": num_single, "file": str(file)})
 
     def close(self) -> None:
         """End the process and whatever it started."""
@@ -95,6 +95,20 @@ class Worker:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Let it run for one request."""
+        self._signal(signal.SIGCONT)
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            stdin.write((json.dumps(request) + "\n").encode())
+            stdin.flush()
+        except OSError as error:
+            raise WorkerError(f"It has ended; see {self._log}.") from error
+        answer = self._read(RUN_TIMEOUT_S)
+        self._signal(signal.SIGSTOP)
+        return answer
 
     def _signal(self, number: int) -> None:
         if self._process.poll() is None:

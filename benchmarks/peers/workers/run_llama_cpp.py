@@ -5,12 +5,13 @@ one batch per step: prompts first, then one token of each sequence a step.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import llama_cpp
 import numpy as np
-from protocol import Completions, Engine, serve
+from numpy.typing import NDArray
+from protocol import Completions, Engine, serve, steps
 
 N_BATCH = 2048
 N_UBATCH = 512
@@ -93,8 +94,25 @@ class LlamaCpp(Engine):
                 tokens[index].append(token)
         return Completions(tokens, ttft_s)
 
+    def logits(self, tokens: list[int], num_single: int) -> Iterator[NDArray[np.float32]]:
+        """Compute one sequence from an empty cache."""
+        self.prepare([tokens], 1)
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), False)
+        for start, stop in steps(len(tokens), N_BATCH, num_single):
+            self._compute([Entry(tokens[at], at, 0, True) for at in range(start, stop)])
+            first = llama_cpp.llama_get_logits(self._context)
+            yield np.ctypeslib.as_array(first, (stop - start, self._vocab_size))
+
     def _decode(self, entries: Sequence[Entry]) -> list[tuple[int, int]]:
         """Compute a batch; return (sequence, likeliest next token) of rows that want logits."""
+        self._compute(entries)
+        return [
+            (entry.sequence, self._likeliest(row))
+            for row, entry in enumerate(entries)
+            if entry.wants_logits
+        ]
+
+    def _compute(self, entries: Sequence[Entry]) -> None:
         batch = self._batch
         batch.n_tokens = len(entries)
         for row, entry in enumerate(entries):
@@ -105,11 +123,6 @@ class LlamaCpp(Engine):
             batch.logits[row] = entry.wants_logits
         if status := llama_cpp.llama_decode(self._context, batch):
             raise RuntimeError(f"llama_decode returned {status}")
-        return [
-            (entry.sequence, self._likeliest(row))
-            for row, entry in enumerate(entries)
-            if entry.wants_logits
-        ]
 
     def _likeliest(self, row: int) -> int:
         logits = llama_cpp.llama_get_logits_ith(self._context, row)

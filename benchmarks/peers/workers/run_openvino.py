@@ -1,11 +1,14 @@
 """OpenVINO GenAI as a worker: its continuous batching pipeline on the CPU."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino
 import openvino_genai
-from protocol import Completions, Engine, serve
+from numpy.typing import NDArray
+from protocol import Completions, Engine, serve, steps
 
 
 class OpenVINO(Engine):
@@ -15,7 +18,9 @@ class OpenVINO(Engine):
         scheduler = openvino_genai.SchedulerConfig()
         for name, value in settings["options"].items():
             setattr(scheduler, name, value)
-        properties = {"INFERENCE_NUM_THREADS": settings["threads"]}
+        self._model = Path(settings["model"])
+        self._budget = scheduler.max_num_batched_tokens
+        self._properties = properties = {"INFERENCE_NUM_THREADS": settings["threads"]}
         self._pipe = openvino_genai.ContinuousBatchingPipeline(
             settings["model"], scheduler, "CPU", properties
         )
@@ -37,6 +42,24 @@ class OpenVINO(Engine):
         results = self._pipe.generate(inputs, [config] * len(inputs))
         tokens = [list(result.m_generation_ids[0]) for result in results]
         return Completions(tokens)
+
+    def logits(self, tokens: list[int], num_single: int) -> Iterator[NDArray[np.float32]]:
+        """Run the exported model itself, as the pipeline gives no logits.
+
+        Steps, weights and the cache's number format are the pipeline's.
+        """
+        core = openvino.Core()
+        xml = self._model / "openvino_model.xml"
+        request = core.compile_model(xml, "CPU", self._properties).create_infer_request()
+        for start, stop in steps(len(tokens), self._budget, num_single):
+            inputs = {
+                "input_ids": np.array([tokens[start:stop]], np.int64),
+                "attention_mask": np.ones((1, stop), np.int64),
+                "position_ids": np.arange(start, stop, dtype=np.int64)[None],
+                "beam_idx": np.zeros(1, np.int32),
+            }
+            request.infer(inputs)
+            yield request.get_tensor("logits").data[0]
 
 
 if __name__ == "__main__":
