@@ -196,6 +196,7 @@ class LoadedModel:
             max_model_len=limits.max_model_len,
             max_num_seqs=limits.max_num_seqs,
             vocab_size=self.vocab_size,
+            sampler=self._backend.sampler(self.vocab_size),
         )
 
 

@@ -19,6 +19,7 @@ from octavo.core.plan import BlockCopy
 from octavo.core.request import CacheIdentity, Request
 from octavo.core.sampling import SamplingParams
 from octavo.kernels.batch import StepBatch
+from octavo.kernels.sampling.numpy_sampler import NumpySampler
 from octavo.kvcache.manager import KVCacheManager
 from octavo.runner.runner import Runner
 from octavo.scheduler.scheduler import Scheduler
@@ -77,6 +78,7 @@ def measure(vocab_size: int, sampling: SamplingParams) -> tuple[float, ...]:
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=NUM_SEQUENCES,
         vocab_size=vocab_size,
+        sampler=NumpySampler(vocab_size),
     )
     prompts = np.random.default_rng(1).integers(vocab_size, size=(NUM_SEQUENCES, NUM_PROMPT_TOKENS))
     for i, prompt in enumerate(prompts.tolist()):

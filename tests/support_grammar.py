@@ -19,6 +19,7 @@ from octavo.core.sampling import SamplingParams
 from octavo.core.structured import StructuredOutput
 from octavo.engine.factory import EngineParts
 from octavo.engine.output_processor import OutputProcessor
+from octavo.kernels.sampling.numpy_sampler import NumpySampler
 from octavo.models.tokenizer import Tokenizer
 from octavo.runner.grammar import GrammarCompiler, Vocabulary
 from octavo.runner.grammar_rows import GrammarRows
@@ -101,6 +102,7 @@ def grammar_setup(
             max_model_len=max_model_len,
             max_num_seqs=8,
             vocab_size=size,
+            sampler=NumpySampler(size),
             grammars=rows,
         )
     )

@@ -14,43 +14,13 @@ from octavo.core.plan import (
     ScheduledSequence,
     SchedulerOutput,
 )
-from octavo.core.sampling import SamplingParams
 from octavo.kernels.batch import StepBatch
+from octavo.kernels.sampling.numpy_sampler import NumpySampler
 from octavo.runner.fake import digest
 from octavo.runner.runner import Runner
-from octavo.runner.sampler import SamplingState
+from support_sampling import MakeSampler
 
 BLOCK_SIZE = 4
-GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
-
-
-def new_sequence(
-    sequence_id: int = 0,
-    prompt: Sequence[TokenId] = (1, 2, 3),
-    sampling: SamplingParams = GREEDY,
-    *,
-    seed: int = 0,
-    output: Sequence[TokenId] = (),
-    ending: Sequence[TokenId] = (),
-) -> NewSequence:
-    """Return a ``NewSequence`` with defaults."""
-    return NewSequence(
-        SequenceId(sequence_id), tuple(prompt), tuple(output), sampling, seed, frozenset(ending)
-    )
-
-
-def sampling_state(
-    vocab_size: int,
-    sampling: SamplingParams = GREEDY,
-    *,
-    seed: int = 0,
-    prompt: Sequence[TokenId] = (0,),
-    output: Sequence[TokenId] = (),
-    ending: Sequence[TokenId] = (),
-) -> SamplingState:
-    """Return what the sampler knows of one sequence."""
-    new = new_sequence(0, prompt, sampling, seed=seed, output=output, ending=ending)
-    return SamplingState(new, vocab_size)
 
 
 class ToyModel:
@@ -187,7 +157,12 @@ class Driver:
 
 
 def toy_runner(
-    vocab_size: int = 50, *, num_blocks: int = 500, max_num_seqs: int = 4, max_logits: int = 64
+    vocab_size: int = 50,
+    *,
+    num_blocks: int = 500,
+    max_num_seqs: int = 4,
+    max_logits: int = 64,
+    make_sampler: MakeSampler = NumpySampler,
 ) -> tuple[Runner, ToyModel]:
     """Return a runner on a toy model, and the model."""
     model = ToyModel(num_blocks=num_blocks, vocab_size=vocab_size)
@@ -198,11 +173,21 @@ def toy_runner(
         max_model_len=200,
         max_num_seqs=max_num_seqs,
         vocab_size=vocab_size,
+        sampler=make_sampler(vocab_size),
         max_logits_bytes=4 * vocab_size * max_logits,
     )
     return runner, model
 
 
-def toy_driver(vocab_size: int = 50, *, max_num_seqs: int = 4, max_logits: int = 64) -> Driver:
+def toy_driver(
+    vocab_size: int = 50,
+    *,
+    max_num_seqs: int = 4,
+    max_logits: int = 64,
+    make_sampler: MakeSampler = NumpySampler,
+) -> Driver:
     """Return a driver of a runner on a toy model."""
-    return Driver(toy_runner(vocab_size, max_num_seqs=max_num_seqs, max_logits=max_logits)[0])
+    runner, _ = toy_runner(
+        vocab_size, max_num_seqs=max_num_seqs, max_logits=max_logits, make_sampler=make_sampler
+    )
+    return Driver(runner)

@@ -10,7 +10,8 @@ from octavo.core.ids import BlockId, SequenceId
 from octavo.core.plan import BlockCopy, NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.core.sampling import SamplingParams
 from octavo.runner.fake import FakeRunner, Faults, InjectedFault
-from support_runner import BLOCK_SIZE, GREEDY, Driver, new_sequence
+from support_runner import BLOCK_SIZE, Driver
+from support_sampling import GREEDY, new_sequence
 
 
 def fake(**changes: object) -> FakeRunner:

@@ -9,9 +9,11 @@ from octavo.core.errors import InvariantError
 from octavo.core.ids import BlockId, SequenceId
 from octavo.core.plan import ScheduledSequence
 from octavo.core.sampling import SamplingParams
+from octavo.kernels.sampling.numpy_sampler import NumpySampler
 from octavo.runner.input_batch import Chunk, build_batch, make_chunk, split_chunks
 from octavo.runner.rows import SequenceRows
-from support_runner import BLOCK_SIZE, GREEDY, new_sequence
+from support_runner import BLOCK_SIZE
+from support_sampling import GREEDY, new_sequence
 
 SCORED = SamplingParams(temperature=0.0, prompt_logprobs=1)
 
@@ -19,7 +21,10 @@ SCORED = SamplingParams(temperature=0.0, prompt_logprobs=1)
 def make_rows(max_num_seqs: int = 4) -> SequenceRows:
     """Return empty rows."""
     return SequenceRows(
-        block_size=BLOCK_SIZE, max_model_len=100, max_num_seqs=max_num_seqs, vocab_size=1000
+        block_size=BLOCK_SIZE,
+        max_model_len=100,
+        max_num_seqs=max_num_seqs,
+        sampler=NumpySampler(1000),
     )
 
 

@@ -1,6 +1,6 @@
 """The random stream: pure in (seed, draw), uniform, and pinned."""
 
-from octavo.runner.random_stream import uniform
+from octavo.kernels.sampling.random_stream import uniform
 
 
 def test_is_pinned() -> None:

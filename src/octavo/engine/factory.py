@@ -260,6 +260,7 @@ def _runner(
         max_model_len=scheduler.max_model_len,
         max_num_seqs=scheduler.max_num_seqs,
         vocab_size=scheduler.vocab_size,
+        sampler=backend.sampler(scheduler.vocab_size),
         grammars=grammars,
         pooler=Pooler(lambda: backend.compile(decoder.hidden), block_size=cache.block_size),
     )

@@ -13,6 +13,7 @@ from octavo.kernels.dequantize import to_float32
 from octavo.kernels.numpy_kv import NumpyKV, from_bfloat16, round_to_bfloat16
 from octavo.kernels.numpy_ops import Matrix, NumpyStep
 from octavo.kernels.ops import Forward, KVSpec, StepFunction
+from octavo.kernels.sampling.numpy_sampler import NumpySampler
 from octavo.kernels.weights import WeightTensor
 
 Float32 = NDArray[np.float32]
@@ -77,6 +78,10 @@ class NumpyBackend:
             return logits
 
         return step
+
+    def sampler(self, vocab_size: int) -> NumpySampler:
+        """Return the reference."""
+        return NumpySampler(vocab_size)
 
     def _allocated_kv(self) -> NumpyKV:
         if self._kv is None:

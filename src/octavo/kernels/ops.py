@@ -5,8 +5,8 @@ and constants. It never looks into an array and never branches on one, so a back
 call at once (numpy) or record the line once and replay it as one call per step (native). The batch
 and the KV of the step belong to the backend: a call such as ``embed`` reads the batch by itself.
 
-``Backend`` is what the runner holds: it packs weights, owns the physical KV and turns a decoder
-into a step function.
+``Backend`` is what the runner holds: it packs weights, owns the physical KV, turns a decoder into
+a step function, and chooses tokens from the logits.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from octavo.core.plan import BlockCopy
 from octavo.kernels.batch import StepBatch
+from octavo.kernels.sampling.interface import Sampler
 from octavo.kernels.weights import WeightTensor
 
 Array = Any
@@ -144,3 +145,6 @@ class Backend(Protocol):
 
     def compile(self, forward: Forward) -> StepFunction:
         """Turn a decoder into the function that the runner calls each step."""
+
+    def sampler(self, vocab_size: int) -> Sampler:
+        """Return what chooses tokens from the logits that its step functions compute."""

@@ -10,7 +10,7 @@ from octavo.core.ids import BlockId, SequenceId, TokenId
 from octavo.core.plan import ModelRunnerOutput, NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.core.request import TokenLogprobs
 from octavo.core.sampling import SamplingParams
-from octavo.runner.random_stream import uniform
+from octavo.kernels.sampling.random_stream import uniform
 
 Digest = int
 

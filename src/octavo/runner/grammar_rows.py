@@ -6,15 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from llguidance import LLMatcher
-from numpy.typing import NDArray
 
 from octavo.core.errors import InvalidRequestError, InvariantError
 from octavo.core.ids import SequenceId, TokenId
 from octavo.core.plan import NewSequence
 from octavo.core.sampling import SamplingParams
+from octavo.kernels.sampling.interface import Mask
 from octavo.runner.grammar import CompiledGrammar, GrammarCompiler, reason
-
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ class GrammarRow:
         grammar: CompiledGrammar,
         sampling: SamplingParams,
         output_token_ids: tuple[TokenId, ...],
-        end_ids: NDArray[np.intp],
+        end_bits: Mask,
         *,
         vocab_size: int,
         jump_forward: bool,
@@ -48,7 +46,7 @@ class GrammarRow:
         self._sampling = sampling
         asked = sampling.structured_output
         self._param = None if asked is None else asked.param
-        self._end_ids = end_ids
+        self._end_bits = end_bits
         self._vocab_size = vocab_size
         # A forced token's logprob needs the forward pass that jumping saves.
         self._jump_forward = jump_forward and sampling.logprobs is None
@@ -57,7 +55,7 @@ class GrammarRow:
         self._matcher: LLMatcher | None = None
 
     def mask(self, num_output_tokens: int) -> Mask:
-        """Return, for each token of the vocabulary, whether it may be output token k.
+        """Return which tokens of the vocabulary may be output token k.
 
         Ids that end a turn may come where the grammar may end. ``min_tokens`` and ``ignore_eos``
         take them away, but not where nothing else may come.
@@ -72,13 +70,11 @@ class GrammarRow:
         matcher = self._current()
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         self._check(matcher)
-        allowed = np.unpackbits(bits, bitorder="little", count=self._vocab_size).view(np.bool_)
-        early = num_output_tokens < self._sampling.min_tokens
-        if self._sampling.ignore_eos or early:
-            ends = allowed[self._end_ids]
-            allowed[self._end_ids] = False
-            if not allowed.any():
-                allowed[self._end_ids] = ends
+        allowed = _fitted(bits, self._vocab_size)
+        if self._sampling.ignore_eos or num_output_tokens < self._sampling.min_tokens:
+            without = allowed & ~self._end_bits
+            if without.any():
+                allowed = without
         if not allowed.any():
             raise InvalidRequestError(
                 "The grammar of this request allows no token here.", param=self._param
@@ -125,6 +121,16 @@ class GrammarRow:
             raise self._failure(matcher)
 
 
+def _fitted(bits: Mask, vocab_size: int) -> Mask:
+    """Return a copy of ``bits`` with one bit a token, those past the vocabulary cleared."""
+    fitted = np.zeros(-(-vocab_size // 8), dtype=np.uint8)
+    count = min(len(bits), len(fitted))
+    fitted[:count] = bits[:count]
+    if vocab_size % 8:
+        fitted[-1] &= (1 << vocab_size % 8) - 1
+    return fitted
+
+
 class GrammarRows:
     """The grammars of the sequences that have one.
 
@@ -138,7 +144,9 @@ class GrammarRows:
         self._compiler = compiler
         self._vocab_size = vocab_size
         self._jump_forward = jump_forward
-        self._end_ids = np.array(compiler.end_ids, dtype=np.intp)
+        ends = np.zeros(vocab_size, dtype=np.bool_)
+        ends[list(compiler.end_ids)] = True
+        self._end_bits = np.packbits(ends, bitorder="little")
         self._rows: dict[SequenceId, GrammarRow] = {}
         self._masks: dict[SequenceId, Future[Mask]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-masks")
@@ -155,7 +163,7 @@ class GrammarRows:
             self._compiler.compile(spec),
             new.sampling,
             new.output_token_ids,
-            self._end_ids,
+            self._end_bits,
             vocab_size=self._vocab_size,
             jump_forward=self._jump_forward,
         )

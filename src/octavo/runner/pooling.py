@@ -55,7 +55,7 @@ class Pooler:
         batch = build_batch(chunks, block_tables, self._block_size)
         ends = batch.cu_query_lens.tolist()
         spans = [
-            (first if chunk.row.pooling == "mean" else stop - 1, stop)
+            (first if chunk.row.params.pooling == "mean" else stop - 1, stop)
             for chunk, first, stop in zip(chunks, ends[:-1], ends[1:], strict=True)
         ]
         rows = np.concatenate([np.arange(first, stop, dtype=np.int32) for first, stop in spans])
@@ -73,12 +73,12 @@ class Pooler:
     def _add(self, chunk: Chunk, states: Float32, pooled: Pooled) -> None:
         row, name = chunk.row, chunk.row.sequence_id
         vector = states.sum(axis=0, dtype=np.float64)
-        if row.pooling == "mean":
+        if row.params.pooling == "mean":
             vector += self._sums.get(name, 0.0)
             self._sums[name] = vector
         if chunk.start + len(chunk.token_ids) < row.num_prompt_tokens:
             return
-        if row.pooling == "mean":
+        if row.params.pooling == "mean":
             vector = vector / row.num_prompt_tokens
         if np.isfinite(vector).all():
             pooled.embeddings[name] = tuple(vector.tolist())

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from octavo.core.errors import InvariantError
 from octavo.core.ids import SequenceId
 from octavo.core.plan import NewSequence, ScheduledSequence
-from octavo.runner.sampler import SamplingState
+from octavo.kernels.sampling.interface import Sampler
 
 Int32 = NDArray[np.int32]
 
@@ -19,14 +19,14 @@ class Row:
         "num_blocks",
         "num_prompt_tokens",
         "num_tokens",
-        "pooling",
+        "params",
         "prompt_token_ids",
         "sampling",
         "sequence_id",
         "wants_prompt_logprobs",
     )
 
-    def __init__(self, index: int, new: NewSequence, vocab_size: int) -> None:
+    def __init__(self, index: int, new: NewSequence, sampler: Sampler) -> None:
         self.sequence_id = new.sequence_id
         self.index = index
         """Its row of the block tables."""
@@ -35,8 +35,8 @@ class Row:
         self.num_tokens = len(new.prompt_token_ids) + len(new.output_token_ids)
         """Prompt and output tokens that plans have named so far."""
         self.num_blocks = 0
-        self.pooling = new.sampling.pooling
-        self.sampling = SamplingState(new, vocab_size)
+        self.params = new.sampling
+        self.sampling = sampler.state(new)
         # Prompt logprobs leave with the first output token; one that has output is past that.
         self.wants_prompt_logprobs = (
             new.sampling.prompt_logprobs is not None and not new.output_token_ids
@@ -47,10 +47,10 @@ class SequenceRows:
     """Rows by sequence, their block tables in one matrix that grows as needed."""
 
     def __init__(
-        self, *, block_size: int, max_model_len: int, max_num_seqs: int, vocab_size: int
+        self, *, block_size: int, max_model_len: int, max_num_seqs: int, sampler: Sampler
     ) -> None:
         self._block_size = block_size
-        self._vocab_size = vocab_size
+        self._sampler = sampler
         width = -(-max_model_len // block_size)
         self._tables: Int32 = np.zeros((max_num_seqs, width), dtype=np.int32)
         self._rows: dict[SequenceId, Row] = {}
@@ -74,7 +74,7 @@ class SequenceRows:
             raise InvariantError(f"Sequence {new.sequence_id} is new, but the runner has its row.")
         if not self._free:
             self._grow()
-        row = Row(self._free.pop(), new, self._vocab_size)
+        row = Row(self._free.pop(), new, self._sampler)
         self._rows[new.sequence_id] = row
 
     def forks(self, scheduled: ScheduledSequence) -> tuple[Row, ...]:

@@ -11,12 +11,11 @@ from octavo.core.ids import SequenceId, TokenId
 from octavo.core.plan import BlockCopy, ModelRunnerOutput, SchedulerOutput
 from octavo.core.request import TokenLogprobs
 from octavo.kernels.ops import StepFunction
-from octavo.runner.grammar_rows import GrammarRows, Mask
+from octavo.kernels.sampling.interface import Mask, Sampler
+from octavo.runner.grammar_rows import GrammarRows
 from octavo.runner.input_batch import Chunk, build_batch, make_chunk, split_chunks
-from octavo.runner.logprobs import score_token, score_tokens
 from octavo.runner.pooling import Pooler
 from octavo.runner.rows import Row, SequenceRows
-from octavo.runner.sampler import Sampler
 
 Float32 = NDArray[np.float32]
 
@@ -42,6 +41,7 @@ class Runner:
         max_model_len: int,
         max_num_seqs: int,
         vocab_size: int,
+        sampler: Sampler,
         max_logits_bytes: int = MAX_LOGITS_BYTES,
         grammars: GrammarRows | None = None,
         pooler: Pooler | None = None,
@@ -56,9 +56,9 @@ class Runner:
             block_size=block_size,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
-            vocab_size=vocab_size,
+            sampler=sampler,
         )
-        self._sampler = Sampler(vocab_size)
+        self._sampler = sampler
 
     @property
     def num_sequences(self) -> int:
@@ -94,12 +94,12 @@ class Runner:
     def _pool(self, chunks: Sequence[Chunk], result: "_Result") -> list[Chunk]:
         """Compute the chunks that are to be embedded; return the others."""
         assert self._pooler is not None
-        pooled = [chunk for chunk in chunks if chunk.row.pooling is not None]
+        pooled = [chunk for chunk in chunks if chunk.row.params.pooling is not None]
         if pooled:
             found = self._pooler.run(pooled, self._rows.block_tables)
             result.pooled |= found.embeddings
             result.failed |= found.failed
-        return [chunk for chunk in chunks if chunk.row.pooling is None]
+        return [chunk for chunk in chunks if chunk.row.params.pooling is None]
 
     def _update_rows(self, plan: SchedulerOutput) -> None:
         for sequence_id in plan.released:
@@ -121,10 +121,10 @@ class Runner:
         first = 0
         for chunk in batch:
             if chunk.num_scored:
-                num_top = chunk.row.sampling.params.prompt_logprobs or 0
+                num_top = chunk.row.params.prompt_logprobs or 0
                 rows = logits[first : first + chunk.num_scored]
                 try:
-                    scores = score_tokens(rows, chunk.scored_token_ids, num_top)
+                    scores = self._sampler.score(rows, chunk.scored_token_ids, num_top)
                     result.add_prompt_logprobs(chunk.row.sequence_id, scores)
                 except RequestError as error:
                     result.failed[chunk.row.sequence_id] = error
@@ -143,10 +143,9 @@ class Runner:
                 logits_rows.append(end - 1)
         if not rows:
             return
-        if logits_rows != list(range(len(logits))):
-            logits = logits[logits_rows]
         states = [row.sampling for row in rows]
-        sampled = self._sampler.sample(logits, states, draws, self._masks(rows, result))
+        masks = self._masks(rows, result)
+        sampled = self._sampler.sample(logits, states, draws, masks, logits_rows)
         for i, (row, token_id) in enumerate(zip(rows, sampled.token_ids, strict=True)):
             sequence_id = row.sequence_id
             if i in sampled.failures:
@@ -154,9 +153,8 @@ class Runner:
             if sequence_id in result.failed:
                 continue
             self._accept(sequence_id, token_id, result)
-            num_top = row.sampling.params.logprobs
-            if num_top is not None:
-                result.logprobs[sequence_id] = (score_token(logits[i], token_id, num_top),)
+            if i in sampled.logprobs:
+                result.logprobs[sequence_id] = (sampled.logprobs[i],)
 
     def _masks(self, rows: Sequence[Row], result: "_Result") -> dict[int, Mask]:
         """Wait for the masks of the rows that have a grammar."""

@@ -21,6 +21,7 @@ from octavo.kernels.native.weights import (
     stack_vectors,
 )
 from octavo.kernels.ops import Forward, KVSpec, StepFunction
+from octavo.kernels.sampling.numpy_sampler import NumpySampler
 from octavo.kernels.weights import WeightTensor
 
 
@@ -148,6 +149,10 @@ class NativeBackend:
                 raise InvariantError(str(error)) from error
 
         return step
+
+    def sampler(self, vocab_size: int) -> NumpySampler:
+        """Return the reference."""
+        return NumpySampler(vocab_size)
 
     def _keep(self, weight: MatrixWeight) -> MatrixWeight:
         self._weights.append(weight)

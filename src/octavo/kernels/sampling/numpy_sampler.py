@@ -1,42 +1,31 @@
-"""Chooses the next token of each row of logits, strictly row by row.
-
-Order of what shapes a row, the same as vLLM's:
-
-0. The grammar's mask: other tokens are banned. It settles ``min_tokens`` too, see ``GrammarRow``.
-1. ``min_tokens``: ids that end the output are banned while too few tokens were generated.
-2. ``logit_bias``: added; exactly -100 bans the token whatever its logit (vLLM only adds it).
-3. Penalties: repetition (prompt and output), frequency and presence (output only).
-4. Greedy rows (temperature 0) take the largest logit, the lowest id among equals, and stop here.
-5. Temperature, top_k, min_p, top_p, then one draw from the sequence's own random stream.
-"""
+"""The numpy sampler: the reference that every other is tested against, bit for bit."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.core.errors import GenerationError, InvalidRequestError, InvariantError, RequestError
+from octavo.core.errors import RequestError
 from octavo.core.ids import TokenId
 from octavo.core.plan import NewSequence
-from octavo.runner.distribution import draw_token
-from octavo.runner.logprobs import check_finite
-from octavo.runner.penalties import TokenCounts, apply_penalties, make_counts
-from octavo.runner.random_stream import uniform
+from octavo.core.request import TokenLogprobs
+from octavo.kernels.sampling.distribution import draw_token
+from octavo.kernels.sampling.failures import all_banned, check_finite, outside_vocab
+from octavo.kernels.sampling.interface import NO_MASKS, Mask, SampledTokens, check_rows
+from octavo.kernels.sampling.logprobs import score_token
+from octavo.kernels.sampling.penalties import TokenCounts, apply_penalties, make_counts
+from octavo.kernels.sampling.random_stream import uniform
+from octavo.kernels.sampling.weights import check_vocab
 
 Float32 = NDArray[np.float32]
 Indices = NDArray[np.intp]
-Mask = NDArray[np.bool_]
 
 BAN_BIAS: Final = -100.0
 """The lowest ``logit_bias``: a ban, however large the logit."""
 
-NO_MASKS: Final[Mapping[int, Mask]] = MappingProxyType({})
 
-
-class SamplingState:
+class NumpyState:
     """What the sampler knows of one sequence; only ``note_output`` changes it."""
 
     def __init__(self, sequence: NewSequence, vocab_size: int) -> None:
@@ -68,55 +57,53 @@ class SamplingState:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SampledTokens:
-    """One token per row; where sampling failed, -1 and a sentence."""
-
-    token_ids: list[TokenId]
-    failures: dict[int, RequestError]
-
-
-class Sampler:
+class NumpySampler:
     """Stateless: what it returns for a row depends on the row's logits, state and index alone."""
 
     def __init__(self, vocab_size: int) -> None:
+        check_vocab(vocab_size)
         self._vocab_size = vocab_size
+
+    def state(self, sequence: NewSequence) -> NumpyState:
+        """Return the state of a sequence."""
+        return NumpyState(sequence, self._vocab_size)
 
     def sample(
         self,
         logits: Float32,
-        states: Sequence[SamplingState],
+        states: Sequence[NumpyState],
         num_output_tokens: Sequence[int],
         masks: Mapping[int, Mask] = NO_MASKS,
+        rows: Sequence[int] | None = None,
     ) -> SampledTokens:
-        """Choose a token for each row of ``logits [R, V]``, which are not changed.
-
-        ``num_output_tokens[i]`` tokens of row i were generated before: the index of this draw.
-        ``masks[i]`` ``[V]`` is what the grammar of row i allows, if it has one.
-        """
-        if logits.shape != (len(states), self._vocab_size):
-            raise InvariantError(
-                f"The step returned logits of shape {logits.shape}, "
-                f"not {(len(states), self._vocab_size)}."
-            )
-        if not masks and all(
-            state.params.is_greedy and not state.changes_logits(k)
-            for state, k in zip(states, num_output_tokens, strict=True)
-        ):
-            return _largest(logits)
-        token_ids: list[TokenId] = []
-        failures: dict[int, RequestError] = {}
-        for i, (row, state, k) in enumerate(zip(logits, states, num_output_tokens, strict=True)):
+        """Choose a token for each state; see ``Sampler.sample``."""
+        rows = check_rows(logits, self._vocab_size, len(states), rows)
+        result = SampledTokens([])
+        for i, (row, state, k) in enumerate(zip(rows, states, num_output_tokens, strict=True)):
             try:
-                token_ids.append(sample_row(row, state, k, masks.get(i)))
+                token_id = sample_row(logits[row], state, k, masks.get(i))
+                num_top = state.params.logprobs
+                if num_top is not None:
+                    result.logprobs[i] = score_token(logits[row], token_id, num_top)
             except RequestError as error:
-                token_ids.append(-1)
-                failures[i] = error
-        return SampledTokens(token_ids, failures)
+                token_id = -1
+                result.failures[i] = error
+            result.token_ids.append(token_id)
+        return result
+
+    def score(
+        self, logits: Float32, token_ids: Sequence[TokenId], num_top: int
+    ) -> tuple[TokenLogprobs, ...]:
+        """Score token i under row i; see ``Sampler.score``."""
+        check_rows(logits, self._vocab_size, len(token_ids), None)
+        return tuple(
+            score_token(row, token_id, num_top)
+            for row, token_id in zip(logits, token_ids, strict=True)
+        )
 
 
 def sample_row(
-    logits: Float32, state: SamplingState, num_output_tokens: int, mask: Mask | None = None
+    logits: Float32, state: NumpyState, num_output_tokens: int, mask: Mask | None = None
 ) -> TokenId:
     """Choose the token with index ``num_output_tokens`` of one sequence from ``logits [V]``.
 
@@ -129,9 +116,7 @@ def sample_row(
         check_finite(float(logits.max()))  # before a ban can hide what is wrong
         logits = _processed(logits, state, num_output_tokens, mask)
         if np.isneginf(logits.max()):
-            raise InvalidRequestError(
-                "Every token that this request may have next is banned by it.", param="logit_bias"
-            )
+            raise all_banned()
     likeliest = int(logits.argmax())
     check_finite(float(logits[likeliest]))
     if params.is_greedy:
@@ -139,30 +124,16 @@ def sample_row(
     return draw_token(logits, params, uniform(state.seed, num_output_tokens))
 
 
-def _largest(logits: Float32) -> SampledTokens:
-    """Choose greedily for all rows at once; argmax stops at the first NaN and the lowest tie."""
-    token_ids: list[TokenId] = logits.argmax(axis=1).tolist()
-    best = logits[np.arange(len(token_ids)), token_ids]
-    failures: dict[int, RequestError] = {}
-    for i in np.flatnonzero(~np.isfinite(best)).tolist():
-        try:
-            check_finite(float(best[i]))
-        except GenerationError as error:
-            token_ids[i], failures[i] = -1, error
-    return SampledTokens(token_ids, failures)
-
-
 def _processed(
-    logits: Float32, state: SamplingState, num_output_tokens: int, mask: Mask | None
+    logits: Float32, state: NumpyState, num_output_tokens: int, mask: Mask | None
 ) -> Float32:
     """Return a copy of ``logits [V]`` with mask, bans, bias and penalties applied."""
     params = state.params
     if state.outside_vocab is not None:
-        raise GenerationError(
-            f"logit_bias names token {state.outside_vocab}, but the vocabulary has {len(logits)}."
-        )
+        raise outside_vocab(state.outside_vocab, len(logits))
     if mask is not None:
-        logits = np.where(mask, logits, np.float32(-np.inf))
+        allowed = np.unpackbits(mask, bitorder="little", count=len(logits)).view(np.bool_)
+        logits = np.where(allowed, logits, np.float32(-np.inf))
     else:
         logits = logits.copy()
         if num_output_tokens < params.min_tokens:
