@@ -1,9 +1,9 @@
 """The systems that are compared, each the same engine with other policies, and what runs them."""
 
-import time
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -11,8 +11,8 @@ from octavo.core.clock import Clock, ManualClock
 from octavo.core.config import CacheConfig, SchedulerConfig
 from octavo.core.events import NullObserver
 from octavo.core.plan import ModelRunner, ModelRunnerOutput, SchedulerOutput
+from octavo.engine.backends import DtypeName, QuantizationName, choose_backend
 from octavo.engine.core import EngineCore
-from octavo.kernels.numpy_backend import NumpyBackend
 from octavo.kernels.weights import Encoding, WeightTensor
 from octavo.kvcache.manager import KVCacheManager
 from octavo.models.checkpoint import open_checkpoint
@@ -131,13 +131,14 @@ class TimedRunner:
     """Executes plans with the real model and notes how long each took."""
 
     runner: ModelRunner
+    clock: Clock
     steps: list[tuple[int, int, float]] = field(default_factory=list)
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Pass on."""
-        started = time.perf_counter()
+        started = self.clock()
         result = self.runner.execute(plan)
-        self.steps.append((*work_of(plan), time.perf_counter() - started))
+        self.steps.append((*work_of(plan), self.clock() - started))
         return result
 
 
@@ -168,22 +169,55 @@ class Model(Protocol):
         """Return a runner without sequences."""
 
 
-class LoadedModel:
-    """A real decoder on the numpy backend, loaded once for all systems."""
+@dataclass(frozen=True)
+class Choice:
+    """Which model, and what computes it; by default what the server takes by default."""
 
-    def __init__(self, name: str, limits: Limits) -> None:
-        dtype: Literal["float32"] = "float32"
-        if name == "tiny":
+    model: str = "smollm2"
+    """A model's name, or ``tiny``: a random one, to try a benchmark."""
+    backend: str = "auto"
+    dtype: DtypeName = "auto"
+    quantization: QuantizationName = "auto"
+    threads: int = 0
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Let the command line choose."""
+        parser.add_argument("--model", default="smollm2", help="a model, or `tiny`, random, to try")
+        parser.add_argument("--backend", default="auto", help="auto, native or numpy")
+        parser.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32")
+        parser.add_argument("--quantization", default="auto", help="auto, none, file or int8")
+        parser.add_argument("--threads", type=int, default=0, help="0: all that there are")
+
+    @classmethod
+    def from_arguments(cls, args: argparse.Namespace) -> "Choice":
+        """Return what the command line chose."""
+        return cls(args.model, args.backend, args.dtype, args.quantization, args.threads)
+
+
+class LoadedModel:
+    """A real decoder on the backend that serves, loaded once for all systems."""
+
+    def __init__(self, choice: Choice, limits: Limits) -> None:
+        if choice.model == "tiny":
             config, tensors = _tiny_model(limits.max_model_len)
         else:
-            checkpoint = open_checkpoint(resolve_model(name, cache_dir=default_cache_dir()).path)
+            source = resolve_model(choice.model, cache_dir=default_cache_dir())
+            checkpoint = open_checkpoint(source.path)
             config, tensors = checkpoint.config, checkpoint.tensors
-        backend = NumpyBackend(dtype)
-        decoder = build_decoder(config, tensors, backend)
-        spec = decoder.kv_spec(limits.block_size, dtype)
-        backend.allocate_kv(spec, limits.num_blocks)
-        self._backend = backend
-        self._step = backend.compile(decoder.forward)
+        compute = choose_backend(
+            choice.backend,
+            choice.dtype,
+            choice.quantization,
+            threads=choice.threads,
+            isa="auto",
+        )
+        self.what = f"{choice.model} on {compute.backend.name}, {compute.precision}"
+        decoder = build_decoder(config, tensors, compute.backend)
+        spec = decoder.kv_spec(limits.block_size, compute.kv_dtype)
+        compute.backend.allocate_kv(spec, limits.num_blocks)
+        self._backend = compute.backend
+        self._step = self._backend.compile(decoder.forward)
         self.vocab_size = config.vocab_size
         self.token_bytes = spec.block_bytes // limits.block_size
 

@@ -30,6 +30,7 @@ from baseline_plot import latency_chart, memory_chart, page, throughput_chart
 from baseline_results import Recorder, Result, table
 from baseline_systems import (
     SYSTEMS,
+    Choice,
     Limits,
     LoadedModel,
     SimulatedRunner,
@@ -107,7 +108,7 @@ class Bench:
             max_num_batched_tokens=args.max_num_batched_tokens,
             watermark=args.watermark,
         )
-        self.model = None if args.virtual else LoadedModel(args.model, self.limits)
+        self.model = None if args.virtual else LoadedModel(Choice.from_arguments(args), self.limits)
         self.vocab_size = self.model.vocab_size if self.model else SIMULATED_VOCAB
         self.steps: list[tuple[int, int, float]] = []
 
@@ -117,7 +118,9 @@ class Bench:
         memory = f"{limits.num_slots:,} tokens of KV"
         if self.model:
             memory += f" ({limits.num_slots * self.model.token_bytes / 2**20:.0f} MiB)"
-        how = f"SIMULATED TIME, {args.cost}" if args.virtual else f"{args.model} on numpy, float32"
+        how = self.model.what if self.model else f"SIMULATED TIME, {args.cost}"
+        if args.cpu_time:
+            how += ", PROCESSOR TIME"
         return (
             f"{describe_machine()}; {how}; {args.lengths} lengths, {args.requests} requests; "
             f"context {limits.max_model_len}, {memory}, at most {limits.max_num_seqs} sequences, "
@@ -141,13 +144,14 @@ class Bench:
         concurrency = self.args.concurrency if rate is None else None
         items = self.workload(rate)
         if self.model is None:
-            clock = ManualClock()
-            runner = SimulatedRunner(clock, self.args.cost)
-            core = build_core(system, self.limits, self.vocab_size, runner, clock)
-            return drive(core, clock, clock.advance, items, concurrency)
-        timed = TimedRunner(self.model.runner(self.limits))
-        core = build_core(system, self.limits, self.vocab_size, timed, time.monotonic)
-        result = drive(core, time.monotonic, time.sleep, items, concurrency)
+            virtual = ManualClock()
+            runner = SimulatedRunner(virtual, self.args.cost)
+            core = build_core(system, self.limits, self.vocab_size, runner, virtual)
+            return drive(core, virtual, virtual.advance, items, concurrency)
+        clock = time.process_time if self.args.cpu_time else time.monotonic
+        timed = TimedRunner(self.model.runner(self.limits), clock)
+        core = build_core(system, self.limits, self.vocab_size, timed, clock)
+        result = drive(core, clock, time.sleep, items, concurrency)
         self.steps += timed.steps
         return result
 
@@ -248,7 +252,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default="smollm2", help="or `tiny`, random, to try this program")
+    Choice.add_arguments(parser)
     parser.add_argument("--systems", type=_names, help="names, separated by commas (default: all)")
     parser.add_argument("--lengths", choices=list(LENGTHS), default="lognormal")
     parser.add_argument("--requests", type=int, default=48)
@@ -264,6 +268,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--watermark", type=float, default=CacheConfig(1).watermark)
     parser.add_argument("--virtual", action="store_true", help="simulate time, no model")
     parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="count processor time, for a machine that others use: closed loop, one thread",
+    )
+    parser.add_argument(
         "--cost", type=_cost, default=StepCost(), help="seconds a step,a token,a token of KV read"
     )
     parser.add_argument("--seed", type=int, default=0)
@@ -273,6 +282,8 @@ def _arguments() -> argparse.Namespace:
     unknown = set(args.systems or ()) - {system.name for system in SYSTEMS}
     if unknown:
         parser.error(f"no such system: {', '.join(sorted(unknown))}")
+    if args.cpu_time and (args.rates or args.threads != 1):
+        parser.error("--cpu-time needs --threads 1 and a closed loop: idle time is not counted")
     return args
 
 

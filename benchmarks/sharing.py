@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from baseline_systems import Limits, LoadedModel
+from baseline_systems import Choice, Limits, LoadedModel
 from common import describe_machine
 
 from octavo.core.config import CacheConfig, SchedulerConfig
@@ -168,14 +168,14 @@ def main() -> None:
         max_num_batched_tokens=512,
         watermark=0.0,
     )
-    model = LoadedModel(args.model, limits)
+    model = LoadedModel(Choice.from_arguments(args), limits)
     rng = random.Random(0)
     prompts = [
         tuple(rng.randrange(model.vocab_size) for _ in range(args.prompt))
         for _ in range(args.requests)
     ]
     print(
-        f"{describe_machine()}; {args.model} on numpy, float32; {args.requests} prompts of "
+        f"{describe_machine()}; {model.what}; {args.requests} prompts of "
         f"{args.prompt} tokens, {args.width} completions of {args.output}; {limits.num_blocks} "
         f"blocks of {limits.block_size}, at most {limits.max_num_seqs} sequences"
     )
@@ -207,7 +207,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="smollm2", help="a model, or 'tiny'")
+    Choice.add_arguments(parser)
     parser.add_argument("--requests", type=int, default=6)
     parser.add_argument("--prompt", type=int, default=200, help="tokens of each prompt")
     parser.add_argument("--output", type=int, default=48, help="tokens of each completion")
