@@ -90,7 +90,7 @@ class SwapsTwoBlocks(Mutant):
 
     def change(self, plan: SchedulerOutput) -> SchedulerOutput:
         scheduled = tuple(
-            replace(item, block_ids=(*item.block_ids[:-2], item.block_ids[-1], item.block_ids[-2]))
+            item._replace(block_ids=(*item.block_ids[:-2], item.block_ids[-1], item.block_ids[-2]))
             if item.start > 0 and len(item.block_ids) >= 2
             else item
             for item in plan.scheduled
@@ -103,7 +103,7 @@ class ForgetsBlocks(Mutant):
 
     def change(self, plan: SchedulerOutput) -> SchedulerOutput:
         scheduled = tuple(
-            replace(item, block_ids=item.block_ids if item.first_block == 0 else ())
+            item._replace(block_ids=item.block_ids if item.first_block == 0 else ())
             for item in plan.scheduled
         )
         return replace(plan, scheduled=scheduled)

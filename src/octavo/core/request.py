@@ -109,9 +109,13 @@ class TokenLogprobs:
     """The likeliest tokens, likeliest first; fewer than asked where the vocabulary is small."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SequenceOutput:
-    """What one step produced for one completion of a request."""
+    """What one step produced for one completion of a request. Nobody changes it.
+
+    It is not frozen because every step makes one for each sequence, and a frozen one takes about
+    four times as long to make.
+    """
 
     request_id: RequestId
     new_token_ids: tuple[TokenId, ...] = ()

@@ -42,5 +42,5 @@ class BlockTable:
     def take_changes(self) -> tuple[int, tuple[BlockId, ...]]:
         """Return ``(first, block_ids[first:])`` since the last call, and mark it as told."""
         first = self._first_changed
-        self._first_changed = len(self.block_ids)
-        return first, tuple(self.block_ids[first:])
+        self._first_changed = num_blocks = len(self.block_ids)
+        return first, tuple(self.block_ids[first:]) if first < num_blocks else ()

@@ -289,18 +289,23 @@ class KVCacheManager:
         Returns:
             Whether it covers them now; if not, nothing changed.
         """
+        block_ids = self._table(sequence_id).block_ids
+        num_held, index = len(block_ids), first_written // self._block_size
+        copies = index < num_held and self._is_shared(block_ids[index])
+        if not copies and num_tokens <= num_held * self._block_size:
+            return True
+        return self._grow(sequence_id, num_tokens, index if copies else None)
+
+    def _grow(self, sequence_id: SequenceId, num_tokens: int, copied: int | None) -> bool:
+        """Add blocks, and copy the one at index ``copied`` that is shared; all or nothing."""
         table = self._table(sequence_id)
         num_new = max(0, self._num_blocks(num_tokens) - len(table.block_ids))
-        index = first_written // self._block_size
-        copies = index < len(table.block_ids) and self._is_shared(table.block_ids[index])
-        if not num_new and not copies:
-            return True
         if self.config.is_contiguous:
             raise InvariantError(f"sequence {sequence_id} outgrew the run reserved for it")
-        if num_new + copies > self.pool.num_available:
+        if num_new + (copied is not None) > self.pool.num_available:
             return False
-        if copies:
-            self._copy_on_write(table, index)
+        if copied is not None:
+            self._copy_on_write(table, copied)
         for _ in range(num_new):
             table.append(self._allocate())
         return True
@@ -322,8 +327,11 @@ class KVCacheManager:
         """
         table = self._table(sequence_id)
         num_full = num_computed // self._block_size
-        stores = self.config.enable_prefix_caching and self._admissions[sequence_id].retention.store
-        if num_full <= table.num_committed or not stores:
+        if num_full <= table.num_committed:
+            return
+        if not (
+            self.config.enable_prefix_caching and self._admissions[sequence_id].retention.store
+        ):
             return
         for index in range(table.num_committed, num_full):
             chunk = tuple(token_ids[index * self._block_size : (index + 1) * self._block_size])

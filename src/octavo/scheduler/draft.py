@@ -24,8 +24,8 @@ class StepDraft:
     def place(self, sequence: Sequence, num_tokens: int) -> None:
         """Give a sequence (more) tokens of this step."""
         self.budget.spend(num_tokens)
-        counts = self.counts
-        counts[sequence.sequence_id] = counts.get(sequence.sequence_id, 0) + num_tokens
+        counts, name = self.counts, sequence.sequence_id
+        counts[name] = counts.get(name, 0) + num_tokens
 
     def start(self, sequence: Sequence, num_tokens: int) -> None:
         """Place a sequence that starts; without tokens if it found all that it may compute."""
@@ -43,17 +43,20 @@ class StepDraft:
         """Return the plan, and note that the runner will know its sequences."""
         new: list[NewSequence] = []
         scheduled: list[ScheduledSequence] = []
+        running = roster.running
         for sequence_id, num_tokens in self.counts.items():
-            sequence = roster.running[sequence_id]
+            sequence = running[sequence_id]
             start, end = sequence.num_computed, sequence.num_computed + num_tokens
             is_last = end == len(sequence.token_ids)
-            forks: tuple[Sequence, ...] = ()
+            if not sequence.is_known:
+                _introduce(sequence, new)
+            forks: tuple[SequenceId, ...] = ()
             if is_last and sequence.num_reserved and not sequence.in_beam:
-                forks = tuple(roster.group(sequence).pending[: sequence.num_reserved])
-            for known in (sequence, *forks):
-                if not known.is_known:
-                    known.is_known = True
-                    new.append(_describe(known))
+                branches = roster.group(sequence).pending[: sequence.num_reserved]
+                forks = tuple(branch.sequence_id for branch in branches)
+                for branch in branches:
+                    if not branch.is_known:
+                        _introduce(branch, new)
             first_block, block_ids = cache.take_changes(sequence_id)
             scheduled.append(
                 ScheduledSequence(
@@ -63,7 +66,7 @@ class StepDraft:
                     first_block,
                     block_ids,
                     is_last and sequence.max_tokens > 0,
-                    tuple(fork.sequence_id for fork in forks),
+                    forks,
                 )
             )
         return SchedulerOutput(
@@ -75,13 +78,17 @@ class StepDraft:
         )
 
 
-def _describe(sequence: Sequence) -> NewSequence:
+def _introduce(sequence: Sequence, new: list[NewSequence]) -> None:
+    """Tell the runner of a sequence."""
     assert sequence.sampling.seed is not None  # checked by Intake
-    return NewSequence(
-        sequence_id=sequence.sequence_id,
-        prompt_token_ids=sequence.request.prompt_token_ids,
-        output_token_ids=tuple(sequence.token_ids[sequence.num_prompt_tokens :]),
-        sampling=sequence.sampling,
-        seed=sequence.sampling.seed,
-        ending_token_ids=sequence.ending_token_ids,
+    sequence.is_known = True
+    new.append(
+        NewSequence(
+            sequence_id=sequence.sequence_id,
+            prompt_token_ids=sequence.request.prompt_token_ids,
+            output_token_ids=tuple(sequence.token_ids[sequence.num_prompt_tokens :]),
+            sampling=sequence.sampling,
+            seed=sequence.sampling.seed,
+            ending_token_ids=sequence.ending_token_ids,
+        )
     )

@@ -43,8 +43,9 @@ class StepOutcome:
 
     def count_computed(self, sequence: Sequence, item: ScheduledSequence) -> None:
         """Count the computed tokens that belong to a prefill, not to a decode."""
-        end = min(item.start + len(item.token_ids), sequence.prefill_end)
-        self._num_prompt += max(0, end - item.start)
+        if item.start < sequence.prefill_end:
+            end = min(item.start + len(item.token_ids), sequence.prefill_end)
+            self._num_prompt += end - item.start
 
     def add_tokens(self, sequence: Sequence, result: ModelRunnerOutput) -> FinishReason | None:
         """Append the sampled tokens up to the one that ends the output, and emit them.
@@ -149,7 +150,7 @@ class StepOutcome:
             sequence.request_id,
             token_ids,
             logprobs,
-            sequence.take_prompt_logprobs(),
+            sequence.take_prompt_logprobs() if sequence.wants_prompt_logprobs else None,
             sequence.num_cached_tokens,
             reason,
             _stop_token(sequence, reason),
@@ -161,5 +162,7 @@ class StepOutcome:
 
 def _stop_token(sequence: Sequence, reason: FinishReason | None) -> TokenId | None:
     """Return the last token if the output stops with it; a grammar may stop with any other."""
+    if reason is not FinishReason.STOP:
+        return None
     last = sequence.token_ids[-1]
-    return last if reason is FinishReason.STOP and last in sequence.ending_token_ids else None
+    return last if last in sequence.ending_token_ids else None

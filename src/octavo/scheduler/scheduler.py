@@ -218,16 +218,17 @@ class Scheduler:
         draft = StepDraft(self._config.max_num_batched_tokens)
         self._roster.level_beams()
         decodes, prefills = self._split_running()
-        self._continue_decodes(decodes, draft)
+        cut = self._continue_decodes(decodes, draft)
         self._continue_prefills(prefills, draft)
-        if not draft.has_preempted and self._batching.may_start(self._num_going_on()):
+        if self._roster.queue and not draft.has_preempted and self._may_start():
             self._start_waiting(prefills, draft, now)
-        self._top_up(chain(prefills, decodes), draft)
+        self._top_up(chain(prefills, cut), draft)
         return draft
 
-    def _num_going_on(self) -> int:
-        """Count the running sequences that do not wait for other beams of their search."""
-        return sum(not sequence.holds_last for sequence in self._roster.running.values())
+    def _may_start(self) -> bool:
+        """Whether sequences may join; beams that wait for others of their search do not count."""
+        running = self._roster.running.values()
+        return self._batching.may_start(sum(not sequence.holds_last for sequence in running))
 
     def _can_unblock(self, draft: StepDraft) -> bool:
         """Make another draft worthwhile after an empty one.
@@ -247,31 +248,40 @@ class Scheduler:
         prefills: list[Sequence] = []
         for sequence in self._roster.running.values():
             lag = sequence.num_due
-            is_decode = lag == 1 or sequence.num_computed >= sequence.prefill_end
-            if lag:
-                (decodes if is_decode else prefills).append(sequence)
+            if lag == 1 or (lag and sequence.num_computed >= sequence.prefill_end):
+                decodes.append(sequence)
+            elif lag:
+                prefills.append(sequence)
         return decodes, prefills
 
-    def _continue_decodes(self, decodes: list[Sequence], draft: StepDraft) -> None:
+    def _continue_decodes(self, decodes: list[Sequence], draft: StepDraft) -> list[Sequence]:
         """Place decodes: one token each, or several where a grammar forced them.
 
         As ``max_num_seqs`` tokens fit the budget, each gets at least one.
+
+        Returns:
+            Those that have more tokens due than they got.
         """
         num_behind = len(decodes)
+        cut: list[Sequence] = []
         for sequence in decodes:
             num_behind -= 1
-            most = min(MAX_DECODE_TOKENS, draft.budget.left - num_behind)
-            self._continue(sequence, min(sequence.num_due, most), draft)
+            size = due = sequence.num_due
+            if due > 1:
+                size = min(due, MAX_DECODE_TOKENS, draft.budget.left - num_behind)
+                if size < due:
+                    cut.append(sequence)
+            self._continue(sequence, size, draft)
+        return cut
 
     def _continue(self, sequence: Sequence, num_tokens: int, draft: StepDraft) -> None:
         """Place a running sequence, preempting others, or in the end itself, for its blocks."""
         start = sequence.num_computed
-        while sequence.is_running and not self._cache.extend(
-            sequence.sequence_id, start + num_tokens, start
-        ):
+        while sequence.is_running:  # else it was preempted, now or for one before it
+            if self._cache.extend(sequence.sequence_id, start + num_tokens, start):
+                draft.place(sequence, num_tokens)
+                return
             self._preempt(self._preemption.victim(self._roster.running.values()), draft)
-        if sequence.is_running:  # else it was preempted, now or for one before it
-            draft.place(sequence, num_tokens)
 
     def _continue_prefills(self, prefills: list[Sequence], draft: StepDraft) -> None:
         waiting, places = self._roster.queue, self._config.max_num_seqs

@@ -20,7 +20,7 @@ def finish_reason(sequence: Sequence) -> FinishReason | None:
     The first ``min_tokens`` output tokens, counted without the prompt, end nothing. The end of
     the context needs no rule of its own: ``max_tokens`` was resolved so that it comes first.
     """
-    num_output = sequence.num_output_tokens
+    num_output = len(sequence.token_ids) - sequence.num_prompt_tokens
     if (
         sequence.token_ids[-1] in sequence.ending_token_ids
         and num_output > sequence.sampling.min_tokens

@@ -53,8 +53,9 @@ class StepUpdater:
         children: list[Sequence] = []
         if not sequence.num_output_tokens and self._roster.group(sequence).pending:
             children = self._roster.branch_off(sequence, item.forks)
-        for branch in (sequence, *children):
-            self._sample(branch)
+        self._sample(sequence)
+        for child in children:
+            self._sample(child)
 
     def fail(self, sequence: Sequence, item: ScheduledSequence, error: RequestError) -> None:
         """End a sequence whose result is unusable, and the branches that were to share it."""
