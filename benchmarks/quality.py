@@ -81,20 +81,23 @@ class Reference:
     def measure(self, name: str, worker: Worker, num_single: int, out: Logits) -> Result:
         """Compare an engine with it; the last token of a document has no next one to score."""
         together: list[TokenScores] = []
-        single: list[TokenScores] = []
+        tails: list[TokenScores] = []
+        tails_single: list[TokenScores] = []
         for text, expected in zip(self.texts, self.logits, strict=True):
             following = np.array(text.tokens[1:])
+            count = min(num_single, len(following))
             found = out.made(worker, text.tokens, 0, "together")
             together.append(compare_logits(expected[:-1], found[:-1], following))
-            found = out.made(worker, text.tokens, num_single, "single")
-            tail = slice(-num_single - 1, -1)
-            single.append(compare_logits(expected[tail], found[tail], following[-num_single:]))
+            tails.append(together[-1].last(count))
+            found = out.made(worker, text.tokens, count + 1, "single")
+            tail = slice(-count - 1, -1)
+            tails_single.append(compare_logits(expected[tail], found[tail], following[-count:]))
         return Result(
             name=name,
             settings=worker.settings,
             together=Quality.of(TokenScores.joined(together)),
-            tails=Quality.of(TokenScores.joined([part.last(num_single) for part in together])),
-            tails_single=Quality.of(TokenScores.joined(single)),
+            tails=Quality.of(TokenScores.joined(tails)),
+            tails_single=Quality.of(TokenScores.joined(tails_single)),
         )
 
 
@@ -115,7 +118,6 @@ def run(arguments: argparse.Namespace) -> Report:
     source = resolve_model(arguments.model, cache_dir=default_cache_dir()).path
     texts, vocab_size = _texts(source, arguments)
     longest = max(len(text.tokens) for text in texts)
-    num_single = min(arguments.single, min(len(text.tokens) for text in texts) - 1)
     launcher = Launcher(ModelFormats.of(source, cache), cache, arguments.threads, longest, say)
     results: list[Result] = []
     absent: dict[str, str] = {}
@@ -127,7 +129,7 @@ def run(arguments: argparse.Namespace) -> Report:
         for variant in _variants(arguments):
             try:
                 with working(launcher, variant) as worker:
-                    results.append(reference.measure(variant.name, worker, num_single, out))
+                    results.append(reference.measure(variant.name, worker, arguments.single, out))
             except (PeerUnavailable, WorkerError) as error:
                 absent[variant.name] = str(error)
                 say(f"{variant.name} stays out: {error}")

@@ -53,13 +53,14 @@ def mt_bench(path: Path, encode: Encode, context: int) -> Iterator[Document]:
 
 
 def miniswe(folder: Path, encode: Encode, context: int) -> Iterator[Document]:
-    """Yield the end of each session's longest prompt: code and output of commands.
+    """Yield the end of each session's longest prompt, if it fills a context: code and its output.
 
     The beginning is the same instructions in all sessions.
     """
     for path in sorted(folder.glob("*.jsonl")):
-        longest = max((line["input"] for line in _lines(path)), key=len)
-        yield Document("miniswe", tuple(encode(longest)[-context:]))
+        tokens = encode(max((line["input"] for line in _lines(path)), key=len))
+        if len(tokens) >= context:
+            yield Document("miniswe", tuple(tokens[-context:]))
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
