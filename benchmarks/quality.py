@@ -176,7 +176,7 @@ def _arguments() -> argparse.Namespace:
     )
     add("--tokens", type=int, default=3072, help="of text in all")
     add("--context", type=int, default=1536, help="most tokens of a document")
-    add("--single", type=int, default=256, help="last tokens of each computed one at a time too")
+    add("--single", type=int, default=128, help="last tokens of each computed one at a time too")
     add("--threads", type=int, default=2, help="of each engine")
     add("--cache", help="folder of environments and models")
     add("--json", type=Path, help="file for the figures")

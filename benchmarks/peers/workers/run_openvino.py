@@ -18,7 +18,8 @@ class OpenVINO(Engine):
         scheduler = openvino_genai.SchedulerConfig()
         for name, value in settings["options"].items():
             setattr(scheduler, name, value)
-        self._model = Path(settings["model"])
+        self._model = Path(settings["model"]) / "openvino_model.xml"
+        self._request: Any = None
         self._budget = scheduler.max_num_batched_tokens
         self._properties = properties = {"INFERENCE_NUM_THREADS": settings["threads"]}
         self._pipe = openvino_genai.ContinuousBatchingPipeline(
@@ -48,9 +49,11 @@ class OpenVINO(Engine):
 
         Steps, weights and the cache's number format are the pipeline's.
         """
-        core = openvino.Core()
-        xml = self._model / "openvino_model.xml"
-        request = core.compile_model(xml, "CPU", self._properties).create_infer_request()
+        if self._request is None:
+            model = openvino.Core().compile_model(self._model, "CPU", self._properties)
+            self._request = model.create_infer_request()
+        request = self._request
+        request.reset_state()
         for start, stop in steps(len(tokens), self._budget, num_single):
             inputs = {
                 "input_ids": np.array([tokens[start:stop]], np.int64),
