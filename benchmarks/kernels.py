@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from octavo.kernels.batch import StepBatch
-from octavo.kernels.native.backend import NativeBackend, NativeOptions
+from octavo.kernels.native.backend import NativeBackend
+from octavo.kernels.native.options import NativeOptions
 from octavo.kernels.numpy_backend import NumpyBackend
 from octavo.kernels.ops import Backend, StepFunction
 from octavo.models.checkpoint import Checkpoint, open_checkpoint

@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from octavo.kernels.batch import StepBatch
+from octavo.kernels.native.options import NativeOptions
 from octavo.kernels.ops import Backend, Forward, KVSpec
 
 native = pytest.importorskip(
@@ -71,5 +72,5 @@ def run_line(
 
 def backend_of(isa: str, precision: str = "float32", threads: int = 2) -> Backend:
     """A native backend that leaves the machine's CPUs to the scheduler."""
-    options = native.NativeOptions(isa=isa, threads=threads, pin_threads=False)
+    options = NativeOptions(isa=isa, threads=threads, pin_threads=False)
     return native.NativeBackend(precision, options)  # type: ignore[no-any-return]

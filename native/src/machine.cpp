@@ -15,18 +15,41 @@ namespace octavo {
 
 namespace {
 
-// CPUs worth of time that a cgroup (version 2, then 1) grants; infinity if it sets no limit.
-double cgroup_quota() {
-  std::ifstream v2("/sys/fs/cgroup/cpu.max");
+// CPUs worth of time that one cgroup grants; infinity if it sets no limit.
+double quota_v2(const std::string& folder) {
+  std::ifstream file(folder + "/cpu.max");
   std::string quota;
   double period = 0;
-  if (v2 >> quota >> period && quota != "max" && period > 0) return std::stod(quota) / period;
-  std::ifstream quota_file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
-  std::ifstream period_file("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
-  double microseconds = -1;
-  if (quota_file >> microseconds && period_file >> period && microseconds > 0 && period > 0)
-    return microseconds / period;
+  if (file >> quota >> period && quota != "max" && period > 0) return std::stod(quota) / period;
   return HUGE_VAL;
+}
+
+double quota_v1(const std::string& folder) {
+  std::ifstream quota_file(folder + "/cpu.cfs_quota_us");
+  std::ifstream period_file(folder + "/cpu.cfs_period_us");
+  double quota = -1, period = 0;
+  if (quota_file >> quota && period_file >> period && quota > 0 && period > 0)
+    return quota / period;
+  return HUGE_VAL;
+}
+
+// The tightest quota of this process's cgroup and those around it. In a container the root it sees
+// is its own; a service of the host finds its limit further down.
+double cgroup_quota() {
+  const std::string root = "/sys/fs/cgroup";
+  double least = std::min(quota_v2(root), quota_v1(root + "/cpu"));
+  std::ifstream memberships("/proc/self/cgroup");
+  for (std::string line; std::getline(memberships, line);) {
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const bool is_v2 = controllers == ",,";
+    if (!is_v2 && controllers.find(",cpu,") == std::string::npos) continue;
+    for (std::string path = line.substr(second + 1); path.size() > 1;
+         path.resize(path.find_last_of('/')))
+      least = std::min(least, is_v2 ? quota_v2(root + path) : quota_v1(root + "/cpu" + path));
+  }
+  return least;
 }
 
 }  // namespace

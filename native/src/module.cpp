@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -13,6 +14,7 @@
 
 #include "isa.h"
 #include "machine.h"
+#include "mapped_file.h"
 #include "measure.h"
 #include "program.h"
 
@@ -25,6 +27,7 @@ namespace {
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::c_contig, nb::device::cpu>;
+using Panels = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
 using Logits = nb::ndarray<nb::numpy, const float, nb::ndim<2>>;
 
 // A norm's weight.
@@ -34,8 +37,8 @@ struct Vector {
 
 class Backend {
  public:
-  Backend(const std::string& isa, int threads, bool pin)
-      : kernels_(kernels_of(isa)), pool_(threads, pin ? usable_cpus() : std::vector<int>()) {
+  Backend(const std::string& isa, int threads, const std::vector<int>& cpus, bool pin_caller)
+      : kernels_(kernels_of(isa)), pool_(threads, cpus, pin_caller) {
     if (!kernels_) throw std::invalid_argument("This CPU does not run the kernels of " + isa + ".");
   }
 
@@ -61,6 +64,11 @@ Format checked_format(int format) {
   return static_cast<Format>(format);
 }
 
+void check_bias(const std::optional<Floats>& bias, int64_t outputs) {
+  if (bias && static_cast<int64_t>(bias->shape(0)) != outputs)
+    throw std::invalid_argument("A bias needs one value per output.");
+}
+
 std::unique_ptr<Weight> pack(Backend& backend, const std::vector<std::pair<int, Bytes>>& parts,
                              int64_t inputs, int format, bool gated, std::optional<Floats> bias) {
   std::vector<SourcePart> sources;
@@ -70,11 +78,20 @@ std::unique_ptr<Weight> pack(Backend& backend, const std::vector<std::pair<int, 
                        static_cast<int64_t>(data.shape(0)), static_cast<int64_t>(data.shape(1))});
     outputs += static_cast<int64_t>(data.shape(0));
   }
-  if (bias && static_cast<int64_t>(bias->shape(0)) != outputs)
-    throw std::invalid_argument("A bias needs one value per output.");
+  check_bias(bias, outputs);
+  const WeightShape shape{checked_format(format), gated, outputs, inputs};
   nb::gil_scoped_release release;
-  return std::make_unique<Weight>(backend.kernels(), backend.pool(), checked_format(format), gated,
-                                  inputs, sources, bias ? bias->data() : nullptr);
+  return std::make_unique<Weight>(backend.kernels(), backend.pool(), shape, sources,
+                                  bias ? bias->data() : nullptr);
+}
+
+std::unique_ptr<Weight> map_weight(Backend& backend, std::shared_ptr<MappedFile> file,
+                                   int64_t offset, int64_t outputs, int64_t inputs, int format,
+                                   bool gated, std::optional<Floats> bias) {
+  check_bias(bias, outputs);
+  const WeightShape shape{checked_format(format), gated, outputs, inputs};
+  return std::make_unique<Weight>(backend.kernels(), shape, std::move(file), offset,
+                                  bias ? bias->data() : nullptr);
 }
 
 Op op_of(Op::Kind kind, int in, int out) {
@@ -209,7 +226,12 @@ void bind_program(nb::module_& m) {
 }
 
 void bind_backend(nb::module_& m) {
-  nb::class_<Weight>(m, "Weight").def_prop_ro("num_bytes", &Weight::num_bytes);
+  nb::class_<MappedFile>(m, "MappedFile").def(nb::init<int>(), "descriptor"_a);
+  nb::class_<Weight>(m, "Weight")
+      .def_prop_ro("num_bytes", &Weight::num_bytes)
+      .def_prop_ro("panels", [](const Weight& w) {
+        return Panels(w.packed().data, {static_cast<size_t>(w.num_bytes())});
+      }, nb::rv_policy::reference_internal);
   nb::class_<Vector>(m, "Vector").def(
       "__init__",
       [](Vector* self, const Floats& values) {
@@ -217,10 +239,17 @@ void bind_backend(nb::module_& m) {
       },
       "values"_a);
   nb::class_<Backend>(m, "Backend")
-      .def(nb::init<const std::string&, int, bool>(), "isa"_a, "threads"_a, "pin"_a)
+      .def(nb::init<const std::string&, int, const std::vector<int>&, bool>(), "isa"_a, "threads"_a,
+           "cpus"_a, "pin_caller"_a)
       .def_prop_ro("isa", [](const Backend& b) { return std::string(b.kernels().name); })
       .def_prop_ro("threads", [](Backend& b) { return b.pool().threads(); })
       .def("pack", pack, "parts"_a, "inputs"_a, "format"_a, "gated"_a, "bias"_a.none())
+      .def("map", map_weight, "file"_a, "offset"_a, "outputs"_a, "inputs"_a, "format"_a, "gated"_a,
+           "bias"_a.none())
+      .def("checksums", [](Backend& b, const MappedFile& file, int64_t bytes) {
+        nb::gil_scoped_release release;
+        return piece_checksums(b.pool(), file, bytes);
+      }, "file"_a, "num_bytes"_a)
       .def("allocate_kv", [](Backend& b, int64_t layers, int64_t kv_heads, int64_t dim,
                              int64_t block_size, int64_t blocks, bool bfloat16) {
         b.allocate_kv({layers, kv_heads, dim, block_size, blocks,
@@ -245,7 +274,9 @@ void bind_backend(nb::module_& m) {
 NB_MODULE(_native, m) {
   m.doc() = "Kernels, thread pool and step programs of the native backend.";
   m.def("available_isas", available_isas);
+  m.def("usable_cpus", usable_cpus);
   m.def("usable_threads", usable_threads);
+  m.def("packed_layout", packed_layout);
   bind_backend(m);
   bind_program(m);
 }

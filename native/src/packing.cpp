@@ -1,26 +1,48 @@
 #include "packing.h"
 
+#include <stdexcept>
+#include <utility>
+
+#ifndef OCTAVO_PACKED_LAYOUT
+#error "CMakeLists.txt defines OCTAVO_PACKED_LAYOUT, the digest of the files that decide a layout."
+#endif
+
 namespace octavo {
 
-Weight::Weight(const KernelTable& kernels, Pool& pool, Format format, bool gated, int64_t inputs,
+Weight::Weight(const KernelTable& kernels, Pool& pool, const WeightShape& shape,
                const std::vector<SourcePart>& parts, const float* bias) {
-  int64_t outputs = 0;
-  for (const SourcePart& part : parts) outputs += part.rows;
-  const int64_t groups = is_quantised(format) ? (inputs + kGroup - 1) / kGroup : 0;
-  const int64_t width = gated ? kernels.lanes : 2 * kernels.lanes;
-  const int64_t features = gated ? outputs / 2 : outputs;
-  const int64_t panels = (features + width - 1) / width;
-  const int64_t panel_bytes = kernels.panel_bytes(format, inputs);
-  // Kernels prefetch past the end of the panel they read, which needs no memory, and never load
-  // there; 64 bytes more keep vector loads of the last scales inside.
-  data_ = Memory(panels * panel_bytes + 64);
-  packed_ = {format, outputs, inputs, groups, panels, panel_bytes, gated, data_.data(), nullptr};
+  lay_out(kernels, shape);
+  data_ = Memory(num_bytes_);
+  packed_.data = data_.data();
   if (bias) pack_bias(bias, kernels.lanes);
   const PackSource source{parts.data(), static_cast<int64_t>(parts.size())};
-  pool.for_each(panels, 4, [&](int64_t first, int64_t last) {
-    std::vector<float> scratch(inputs + kGroup);
+  pool.for_each(packed_.panels, 4, [&](int64_t first, int64_t last) {
+    std::vector<float> scratch(shape.inputs + kGroup);
     kernels.pack(packed_, source, data_.data(), first, last, scratch.data());
   });
+}
+
+Weight::Weight(const KernelTable& kernels, const WeightShape& shape,
+               std::shared_ptr<const MappedFile> file, int64_t offset, const float* bias)
+    : file_(std::move(file)) {
+  lay_out(kernels, shape);
+  if (offset < 0 || offset % 64 != 0 || offset > file_->size() - num_bytes_)
+    throw std::invalid_argument("The file holds no weight of this shape at this offset.");
+  packed_.data = file_->data() + offset;
+  if (bias) pack_bias(bias, kernels.lanes);
+}
+
+void Weight::lay_out(const KernelTable& kernels, const WeightShape& shape) {
+  const int64_t groups = is_quantised(shape.format) ? (shape.inputs + kGroup - 1) / kGroup : 0;
+  const int64_t width = shape.gated ? kernels.lanes : 2 * kernels.lanes;
+  const int64_t features = shape.gated ? shape.outputs / 2 : shape.outputs;
+  const int64_t panels = (features + width - 1) / width;
+  const int64_t panel_bytes = kernels.panel_bytes(shape.format, shape.inputs);
+  // Kernels prefetch past the end of the panel they read, which needs no memory, and never load
+  // there; 64 bytes more keep vector loads of the last scales inside.
+  num_bytes_ = panels * panel_bytes + 64;
+  packed_ = {shape.format, shape.outputs, shape.inputs, groups, panels,
+             panel_bytes,  shape.gated,   nullptr,      nullptr};
 }
 
 void Weight::pack_bias(const float* bias, int64_t lanes) {
@@ -36,5 +58,7 @@ void Weight::pack_bias(const float* bias, int64_t lanes) {
   }
   packed_.bias = bias_.data();
 }
+
+const char* packed_layout() { return OCTAVO_PACKED_LAYOUT; }
 
 }  // namespace octavo

@@ -43,7 +43,10 @@ void Barrier::wait() {
   }
 }
 
-Pool::Pool(int threads, std::vector<int> cpus) : threads_(threads), barrier_(threads) {
+Pool::Pool(int threads, std::vector<int> cpus, bool pin_caller)
+    : threads_(threads),
+      caller_cpu_(pin_caller && !cpus.empty() ? cpus[0] : -1),
+      barrier_(threads) {
   for (int thread = 1; thread < threads; ++thread) {
     const int cpu = thread < static_cast<int>(cpus.size()) ? cpus[thread] : -1;
     workers_.emplace_back([this, thread, cpu] { work(thread, cpu); });
@@ -58,6 +61,15 @@ Pool::~Pool() {
 }
 
 void Pool::run(const Job& job) {
+  thread_local int pinned_to = -1;
+  if (pinned_to != caller_cpu_ && caller_cpu_ >= 0) {
+    pin_this_thread(caller_cpu_);
+    pinned_to = caller_cpu_;
+  }
+  run_unpinned(job);
+}
+
+void Pool::run_unpinned(const Job& job) {
   std::lock_guard<std::mutex> lock(running_);
   job_ = &job;
   busy_.store(threads_ - 1, std::memory_order_relaxed);
@@ -73,7 +85,7 @@ void Pool::run(const Job& job) {
 void Pool::for_each(int64_t count, int64_t chunk,
                     const std::function<void(int64_t, int64_t)>& body) {
   std::atomic<int64_t> next{0};
-  run([&](int) {
+  run_unpinned([&](int) {
     for (;;) {
       const int64_t begin = next.fetch_add(chunk, std::memory_order_relaxed);
       if (begin >= count) return;

@@ -27,8 +27,8 @@ class Pool {
   using Job = std::function<void(int thread)>;
 
   // `cpus` pins worker i to cpus[i]; empty: the workers float. The calling thread of `run` is
-  // thread 0 and is never pinned: it belongs to the caller.
-  Pool(int threads, std::vector<int> cpus);
+  // thread 0 and belongs to the caller: it is pinned to cpus[0] only if `pin_caller`.
+  Pool(int threads, std::vector<int> cpus, bool pin_caller = false);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -40,13 +40,15 @@ class Pool {
   // A job must not throw.
   void run(const Job& job);
 
-  // Splits [0, count) into chunks that threads claim one after the other.
+  // Splits [0, count) into chunks that threads claim one after the other. Never pins the caller.
   void for_each(int64_t count, int64_t chunk, const std::function<void(int64_t, int64_t)>& body);
 
  private:
+  void run_unpinned(const Job& job);
   void work(int thread, int cpu);
 
   const int threads_;
+  const int caller_cpu_;  // -1: not pinned
   Barrier barrier_;
   std::mutex running_;
   const Job* job_ = nullptr;

@@ -1,11 +1,11 @@
-"""Values of flags: sizes with units."""
+"""Values of flags: sizes with units, lists of CPUs."""
 
 import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.cli.options import parse_size
+from octavo.cli.options import parse_cpus, parse_size
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,18 @@ def test_no_size(text: str) -> None:
 def test_plain_bytes_are_exact(size: int) -> None:
     """Turns red if large numbers of bytes are rounded through a float."""
     assert parse_size(str(size)) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"), [("0", (0,)), ("0,2-3", (0, 2, 3)), ("5, 1-1", (5, 1)), ("3,0", (3, 0))]
+)
+def test_cpus(text: str, cpus: tuple[int, ...]) -> None:
+    """The order stays: the first CPU is the engine thread's."""
+    assert parse_cpus(text) == cpus
+
+
+@pytest.mark.parametrize("text", ["", ",", "1,", "a", "3-1", "-1", "1-", "0,0", "0-2,1", "1.5"])
+def test_no_cpus(text: str) -> None:
+    """Turns red if a mistyped list is read as some other one."""
+    with pytest.raises(typer.BadParameter):
+        parse_cpus(text)

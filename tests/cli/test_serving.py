@@ -48,7 +48,7 @@ def test_the_banner_says_what_an_operator_must_know() -> None:
 def test_defaults_of_flags_are_the_engines() -> None:
     """Turns red if `octavo serve` and `LLM(...)` come to differ in what they do unasked."""
     flags = {name: flag.default for name, flag in inspect.signature(serve).parameters.items()}
-    chosen = {"model", "served_model_name"}
+    chosen = {"model", "served_model_name", "packed_cache_dir"}
     settings = {item.name: item.default for item in fields(EngineSettings)}
     assert {name: flags[name] for name in settings if name not in chosen} == {
         name: default for name, default in settings.items() if name not in chosen

@@ -26,3 +26,13 @@ def test_a_block_larger_than_the_memory_for_kv_is_refused(tmp_path: Path, block_
     settings = EngineSettings(model=folder, served_model_name="tiny", block_size=block_size)
     with pytest.raises(SettingError, match="--block-size"):
         build_engine(settings, NullObserver())
+
+
+def test_cpus_without_threads_to_put_there_are_refused(tmp_path: Path) -> None:
+    """Turns red when the numpy backend ignores --cpu-affinity."""
+    folder = write_hf_folder(tmp_path / "tiny", "llama")
+    settings = EngineSettings(
+        model=folder, served_model_name="tiny", backend="numpy", cpu_affinity=(0,)
+    )
+    with pytest.raises(SettingError, match="--cpu-affinity needs the native backend"):
+        build_engine(settings, NullObserver())

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from octavo.core.errors import LoadError
 from octavo.kernels.dequantize import to_float32
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
+from octavo.models.fingerprint import file_version
 from octavo.models.rope_order import neox_rows
 from octavo.models.tensor_layout import decoder_layout
 from octavo.models.tokenizer_source import FolderTokenizerSource, GGUFTokenizerSource
@@ -354,3 +356,22 @@ def test_the_default_model(model_path: Path) -> None:
     assert len(checkpoint.tensors) == 272
     assert checkpoint.end_token_ids == {2}
     assert np.isfinite(to_float32(checkpoint.tensors["blk.0.attn_k.weight"])).all()
+
+
+def test_a_models_version_tells_changed_files_apart(tmp_path: Path) -> None:
+    """Size and time of every weight file count, in a folder too; other files of it do not."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("a.safetensors", "b.safetensors", "config.json"):
+        (folder / name).write_bytes(b"one")
+    first = file_version(folder)
+    (folder / "config.json").write_bytes(b"three")
+    assert file_version(folder) == first
+    status = (folder / "b.safetensors").stat()
+    os.utime(folder / "b.safetensors", ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    second = file_version(folder)
+    assert second != first
+    (folder / "b.safetensors").write_bytes(b"four")
+    os.utime(folder / "b.safetensors", ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert file_version(folder) not in (first, second)
+    assert file_version(folder / "a.safetensors").startswith("a.safetensors:3:")

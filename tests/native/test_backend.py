@@ -8,6 +8,7 @@ import pytest
 from octavo.core.errors import InvariantError, SettingError
 from octavo.kernels.native.fusion import fuse
 from octavo.kernels.native.graph import Linear, Node, Norm, Recorder
+from octavo.kernels.native.options import NativeOptions
 from octavo.models.decoder import build_decoder
 from support_models import decoder_driver, random_tensors, tiny_config
 from support_native import ISAS, backend_of, make_batch, native
@@ -42,7 +43,7 @@ def test_a_value_with_two_readers_is_kept() -> None:
 def test_unknown_instruction_set_is_refused() -> None:
     """One sentence that names what there is."""
     with pytest.raises(SettingError, match="portable"):
-        native.NativeBackend("float32", native.NativeOptions(isa="mmx"))
+        native.NativeBackend("float32", NativeOptions(isa="mmx"))
 
 
 def test_compile_before_allocation_is_a_bug() -> None:

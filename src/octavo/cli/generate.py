@@ -35,6 +35,8 @@ def generate(
     dtype: options.Dtype = "auto",
     quantization: options.Quantization = "auto",
     threads: options.Threads = 0,
+    cpu_affinity: options.CpuAffinity = None,
+    packed_cache: options.KeepPacked = True,
     isa: options.Isa = "auto",
     max_model_len: options.MaxModelLen = None,
     kv_cache_memory_bytes: options.KVCacheMemoryBytes = None,
@@ -57,7 +59,15 @@ def generate(
     from octavo.cli.session import EngineChoices, open_session
 
     choices = EngineChoices(
-        backend, dtype, quantization, threads, isa, max_model_len, kv_cache_memory_bytes
+        backend=backend,
+        dtype=dtype,
+        quantization=quantization,
+        threads=threads,
+        cpu_affinity=cpu_affinity,
+        packed_cache=packed_cache,
+        isa=isa,
+        max_model_len=max_model_len,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
     )
     with open_session(model, choices) as session:
         if is_chat:

@@ -30,6 +30,20 @@ def parse_size(text: str) -> int:
     return int(Decimal(number) * SIZE_UNITS[unit])
 
 
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """Return the CPUs of a list such as ``0,2-3``, in its order."""
+    cpus: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last:
+            raise typer.BadParameter(f"{text!r} is not a list of CPUs such as 0,2-3")
+        cpus += range(first, last + 1)
+    if len(set(cpus)) < len(cpus):
+        raise typer.BadParameter(f"{text!r} names a CPU twice")
+    return tuple(cpus)
+
+
 MODEL_HELP: Final = "A .gguf file, a Hugging Face style folder, hf:org/name, or an alias."
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
@@ -54,6 +68,22 @@ Quantization = Annotated[
 ]
 Threads = Annotated[
     int, typer.Option(min=0, help="Threads of a step; 0: all that this process may use.")
+]
+CpuAffinity = Annotated[
+    tuple[int, ...] | None,
+    typer.Option(
+        parser=parse_cpus,
+        metavar="LIST",
+        help="CPUs that the threads of a step stay on, one each, such as 0,2-3.",
+        show_default="what this process may use",
+    ),
+]
+KeepPacked = Annotated[
+    bool,
+    typer.Option(
+        "--packed-cache/--no-packed-cache",
+        help="Keep packed weights in the cache folder, for a quick next start.",
+    ),
 ]
 Isa = Annotated[
     str,

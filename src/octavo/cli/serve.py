@@ -14,6 +14,8 @@ def serve(
     dtype: options.Dtype = "auto",
     quantization: options.Quantization = "auto",
     threads: options.Threads = 0,
+    cpu_affinity: options.CpuAffinity = None,
+    packed_cache: options.KeepPacked = True,
     isa: options.Isa = "auto",
     max_model_len: options.MaxModelLen = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
@@ -38,7 +40,7 @@ def serve(
 ) -> None:
     """Serve a model through an OpenAI-compatible API."""
     from octavo.cli.serving import ServerChoices, run_server, set_up_logging
-    from octavo.cli.session import find_model
+    from octavo.cli.session import find_model, find_packed_cache
     from octavo.engine.factory import EngineSettings
     from octavo.server.listener import listen
 
@@ -57,6 +59,8 @@ def serve(
             dtype=dtype,
             quantization=quantization,
             threads=threads,
+            cpu_affinity=cpu_affinity,
+            packed_cache_dir=find_packed_cache(packed_cache),
             isa=isa,
             max_model_len=max_model_len,
             max_num_batched_tokens=max_num_batched_tokens,

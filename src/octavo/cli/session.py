@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from octavo.cli.console import byte_progress, spinner
 from octavo.core.events import NullObserver
@@ -13,7 +14,12 @@ from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.backends import DtypeName, QuantizationName
 from octavo.engine.factory import EngineSettings, async_engine, build_engine
 from octavo.engine.outputs import GenerationDelta
-from octavo.models.source import ResolvedModel, default_cache_dir, resolve_model
+from octavo.models.source import (
+    ResolvedModel,
+    default_cache_dir,
+    packed_cache_dir,
+    resolve_model,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,8 @@ class EngineChoices:
     dtype: DtypeName
     quantization: QuantizationName
     threads: int
+    cpu_affinity: tuple[int, ...] | None
+    packed_cache: bool
     isa: str
     max_model_len: int | None
     kv_cache_memory_bytes: int | None
@@ -37,6 +45,11 @@ def find_model(name: str) -> ResolvedModel:
     """
     with byte_progress(f"Fetching {name}") as show:
         return resolve_model(name, cache_dir=default_cache_dir(), on_progress=show)
+
+
+def find_packed_cache(is_wanted: bool) -> Path | None:
+    """Return the folder for packed weights, if they are to be kept."""
+    return packed_cache_dir(default_cache_dir()) if is_wanted else None
 
 
 class Session:
@@ -111,6 +124,8 @@ def open_session(model: str, choices: EngineChoices) -> Iterator[Session]:
         dtype=choices.dtype,
         quantization=choices.quantization,
         threads=choices.threads,
+        cpu_affinity=choices.cpu_affinity,
+        packed_cache_dir=find_packed_cache(choices.packed_cache),
         isa=choices.isa,
         max_model_len=choices.max_model_len,
         kv_cache_memory_bytes=choices.kv_cache_memory_bytes,

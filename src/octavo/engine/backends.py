@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 from octavo.core.errors import SettingError
 from octavo.kernels.native.loading import is_built, require_built
+from octavo.kernels.native.options import NativeOptions
 from octavo.kernels.numpy_backend import NumpyBackend
 from octavo.kernels.ops import Backend
 
@@ -25,7 +26,7 @@ class Compute:
 
 
 def choose_backend(
-    name: str, dtype: DtypeName, quantization: QuantizationName, *, threads: int, isa: str
+    name: str, dtype: DtypeName, quantization: QuantizationName, options: NativeOptions
 ) -> Compute:
     """Make the backend that a user asks for (see ``EngineSettings`` for the meanings).
 
@@ -37,11 +38,13 @@ def choose_backend(
             f"--backend must be one of {', '.join(BACKENDS)}, not {name!r}.", name="--backend"
         )
     if name == "numpy" or (name == "auto" and not is_built()):
-        return _numpy(dtype, quantization)
-    return _native(dtype, quantization, threads, isa)
+        return _numpy(dtype, quantization, options)
+    return _native(dtype, quantization, options)
 
 
-def _numpy(dtype: DtypeName, quantization: QuantizationName) -> Compute:
+def _numpy(dtype: DtypeName, quantization: QuantizationName, options: NativeOptions) -> Compute:
+    if options.cpus:
+        raise SettingError("--cpu-affinity needs the native backend.", name="--cpu-affinity")
     if quantization in ("file", "int8"):
         raise SettingError(
             f"--quantization {quantization} needs the native backend; numpy computes with none.",
@@ -51,13 +54,13 @@ def _numpy(dtype: DtypeName, quantization: QuantizationName) -> Compute:
     return Compute(NumpyBackend(chosen), chosen, chosen)
 
 
-def _native(dtype: DtypeName, quantization: QuantizationName, threads: int, isa: str) -> Compute:
+def _native(dtype: DtypeName, quantization: QuantizationName, options: NativeOptions) -> Compute:
     require_built()
-    from octavo.kernels.native.backend import NativeBackend, NativeOptions
+    from octavo.kernels.native.backend import NativeBackend
     from octavo.kernels.native.weights import Precision
 
     kv_dtype: KVDtype = "bfloat16" if dtype == "auto" else dtype
     precision: Precision = kv_dtype
     if quantization in ("file", "int8"):
         precision = quantization
-    return Compute(NativeBackend(precision, NativeOptions(isa, threads)), kv_dtype, precision)
+    return Compute(NativeBackend(precision, options), kv_dtype, precision)

@@ -23,10 +23,12 @@ from octavo.engine.grammars import GrammarPool
 from octavo.engine.memory import available_memory_bytes
 from octavo.engine.outputs import ModelInfo
 from octavo.engine.requests import RequestBuilder
+from octavo.kernels.native.options import NativeOptions, PackedCache
 from octavo.kernels.ops import KVSpec
 from octavo.kvcache.manager import KVCacheManager
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.decoder import Decoder, build_decoder, kv_spec
+from octavo.models.fingerprint import file_version
 from octavo.models.tokenizer import Tokenizer, load_tokenizer
 from octavo.runner.grammar import GrammarCompiler, Vocabulary
 from octavo.runner.grammar_rows import GrammarRows
@@ -60,8 +62,13 @@ class EngineSettings:
     faster, less exact. ``auto``: none."""
     threads: int = 0
     """Threads of a step; 0: as many as affinity and container limits allow."""
+    cpu_affinity: tuple[int, ...] | None = None
+    """CPUs that the threads of a step stay on, one each; the first is the engine thread's. None:
+    those that this process may use, and the engine thread moves freely."""
     isa: str = "auto"
     """Instruction set of the native kernels; ``auto``: the fastest that this CPU has."""
+    packed_cache_dir: Path | None = None
+    """Where packed weights are kept on disk for the next start; None: nowhere."""
     max_model_len: int | None = None
     """Most tokens of prompt and output together; None: what the model was made for."""
     max_num_batched_tokens: int = 512
@@ -122,8 +129,7 @@ def build_engine(settings: EngineSettings, observer: Observer) -> EngineParts:
         settings.backend,
         settings.dtype,
         settings.quantization,
-        threads=settings.threads,
-        isa=settings.isa,
+        _native_options(settings, checkpoint),
     )
     cache_config, scheduler_config = _configs(settings, checkpoint, tokenizer, compute.kv_dtype)
     decoder = build_decoder(checkpoint.config, checkpoint.tensors, compute.backend)
@@ -154,6 +160,17 @@ def async_engine(parts: EngineParts) -> AsyncEngine:
     grammars = None if parts.grammars is None else GrammarPool(parts.grammars)
     return AsyncEngine(
         parts.core, parts.tokenizer, parts.requests, parts.info, parts.observer, grammars
+    )
+
+
+def _native_options(settings: EngineSettings, checkpoint: Checkpoint) -> NativeOptions:
+    folder = settings.packed_cache_dir
+    version = f"{checkpoint.fingerprint} {file_version(checkpoint.path)}"
+    return NativeOptions(
+        isa=settings.isa,
+        threads=settings.threads,
+        cpus=settings.cpu_affinity or (),
+        packed_cache=None if folder is None else PackedCache(folder, checkpoint.path, version),
     )
 
 

@@ -16,7 +16,7 @@ from octavo.engine.interrupts import HeldInterrupts, held_interrupts
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import CompletionOutput, GenerationDelta, RequestOutput
 from octavo.engine.progress import Progress, progress_bar
-from octavo.models.source import default_cache_dir, resolve_model
+from octavo.models.source import default_cache_dir, packed_cache_dir, resolve_model
 from octavo.runner.grammar import CompiledGrammar
 
 Prompt = str | Sequence[TokenId]
@@ -29,7 +29,8 @@ class LLM:
     Calls from several threads take turns. Ctrl-C ends a call after the step it is in and leaves
     the engine as good as new.
 
-    ``settings`` are the fields of ``EngineSettings``, such as ``max_model_len=2048``.
+    ``settings`` are the fields of ``EngineSettings``, such as ``max_model_len=2048``. Packed
+    weights are kept in the user's cache folder, unless ``packed_cache_dir=None``.
 
     >>> llm = LLM("smollm2")                                                  # doctest: +SKIP
     >>> llm.generate(["The capital of France is"], SamplingParams(temperature=0.0))
@@ -38,6 +39,7 @@ class LLM:
     def __init__(self, model: str | Path = "smollm2", **settings: Any) -> None:
         source = resolve_model(str(model), cache_dir=default_cache_dir())
         settings.setdefault("served_model_name", source.served_name)
+        settings.setdefault("packed_cache_dir", packed_cache_dir(default_cache_dir()))
         self._parts: EngineParts = build_engine(
             EngineSettings(model=source.path, **settings), NullObserver()
         )

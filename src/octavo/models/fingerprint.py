@@ -1,7 +1,9 @@
 """A digest that tells models apart, cheap enough to take at every start."""
 
 import hashlib
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from octavo.kernels.weights import WeightTensor
@@ -33,3 +35,13 @@ def weights_fingerprint(config: DecoderConfig, tensors: Mapping[str, WeightTenso
             start = (data.size - SAMPLE_BYTES) * index // (NUM_SAMPLES - 1)
             digest.update(data[start : start + SAMPLE_BYTES].tobytes())
     return digest.hexdigest()
+
+
+def file_version(path: Path) -> str:
+    """Return size and time of change of a model's file, or of all weight files of its folder.
+
+    Beside ``weights_fingerprint`` it tells versions of one model apart whose samples are equal.
+    """
+    files = sorted(path.glob("*.safetensors")) if os.path.isdir(path) else [path]
+    stats = [(file.name, file.stat()) for file in files]
+    return " ".join(f"{name}:{stat.st_size}:{stat.st_mtime_ns}" for name, stat in stats)

@@ -43,6 +43,11 @@ def default_cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
     return base / "octavo"
 
 
+def packed_cache_dir(cache_dir: Path) -> Path:
+    """Return the folder for packed weights, which can be removed at any time."""
+    return cache_dir / "packed"
+
+
 def resolve_model(
     name: str, *, cache_dir: Path, on_progress: ByteProgress = lambda done, total: None
 ) -> ResolvedModel:

@@ -1,7 +1,6 @@
 """The native backend: a decoder's step as one call into C++."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +11,8 @@ from octavo.kernels.batch import StepBatch
 from octavo.kernels.native import _native
 from octavo.kernels.native.fusion import fuse
 from octavo.kernels.native.graph import Recorder
+from octavo.kernels.native.options import NativeOptions
+from octavo.kernels.native.packed_store import PackedStore
 from octavo.kernels.native.program import build_program
 from octavo.kernels.native.weights import (
     MatrixWeight,
@@ -23,18 +24,6 @@ from octavo.kernels.native.weights import (
 from octavo.kernels.ops import Forward, KVSpec, StepFunction
 from octavo.kernels.sampling.numpy_sampler import NumpySampler
 from octavo.kernels.weights import WeightTensor
-
-
-@dataclass(frozen=True, slots=True)
-class NativeOptions:
-    """How the native backend uses the machine."""
-
-    isa: str = "auto"
-    """Instruction set whose kernels run: ``auto`` for the fastest this CPU has, else a name."""
-    threads: int = 0
-    """Threads of a step, 0 for as many as affinity and cgroup limits allow."""
-    pin_threads: bool = True
-    """Whether worker threads stay on a CPU each."""
 
 
 class NativeBackend:
@@ -57,11 +46,13 @@ class NativeBackend:
                 f"This CPU or build has no kernels for {isa!r}; it has: {', '.join(isas)}.",
                 name="OCTAVO_ISA",
             )
-        threads = options.threads or _native.usable_threads()
-        self._native = _native.Backend(isa, threads, options.pin_threads)
+        threads, cpus = _placement(options)
+        self._native = _native.Backend(isa, threads, cpus, pin_caller=bool(options.cpus))
         self._precision: Precision = precision
         self._num_blocks = 0
         self._weights: list[MatrixWeight] = []
+        cache = options.packed_cache
+        self._store = PackedStore(cache, self._native, precision) if cache else None
 
     @property
     def name(self) -> str:
@@ -127,12 +118,16 @@ class NativeBackend:
             self._native.copy_block(copy.source, copy.target)
 
     def compile(self, forward: Forward) -> StepFunction:
-        """Record ``forward`` once, pack its weights, and return a function that replays it."""
+        """Record ``forward`` once, pack its weights (or map them, where they were kept), and return
+        a function that replays it."""
         if self._num_blocks == 0:
             raise InvariantError("allocate_kv must be called first.")
         recorder = Recorder()
         forward(recorder)
-        program = build_program(self._native, fuse(recorder.nodes), self._precision)
+        nodes = fuse(recorder.nodes)
+        program = build_program(self._native, nodes, self._precision, self._store)
+        if self._store is not None:
+            self._store.save()
 
         def step(batch: StepBatch) -> NDArray[np.float32]:
             try:
@@ -157,3 +152,28 @@ class NativeBackend:
     def _keep(self, weight: MatrixWeight) -> MatrixWeight:
         self._weights.append(weight)
         return weight
+
+
+def _placement(options: NativeOptions) -> tuple[int, list[int]]:
+    """Return how many threads there are, and their CPUs (none: they float)."""
+    usable, allowed = _native.usable_cpus(), _native.usable_threads()
+    if not options.cpus:
+        return options.threads or allowed, usable if options.pin_threads else []
+    if not usable:
+        raise SettingError(
+            "This system does not let a program choose its CPUs; leave --cpu-affinity out.",
+            name="--cpu-affinity",
+        )
+    if lost := sorted(set(options.cpus) - set(usable)):
+        raise SettingError(
+            f"--cpu-affinity names CPU {', '.join(map(str, lost))}, but this process may use "
+            f"{', '.join(map(str, usable))}.",
+            name="--cpu-affinity",
+        )
+    if options.threads > len(options.cpus):
+        raise SettingError(
+            f"--threads {options.threads} needs as many CPUs, but --cpu-affinity names "
+            f"{len(options.cpus)}.",
+            name="--threads",
+        )
+    return options.threads or min(allowed, len(options.cpus)), list(options.cpus)

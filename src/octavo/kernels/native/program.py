@@ -20,7 +20,8 @@ from octavo.kernels.native.graph import (
     Value,
     inputs_of,
 )
-from octavo.kernels.native.weights import Precision, VectorWeight
+from octavo.kernels.native.packed_store import PackedStore
+from octavo.kernels.native.weights import MatrixWeight, Precision, VectorWeight
 from octavo.kernels.ops import Activation, Attention, Rope
 
 _GATES: Final[dict[Activation | None, int]] = {None: 0, "silu": 1, "gelu_tanh": 2}
@@ -28,10 +29,13 @@ _GATES: Final[dict[Activation | None, int]] = {None: 0, "silu": 1, "gelu_tanh": 
 
 
 def build_program(
-    backend: _native.Backend, nodes: Sequence[Node], precision: Precision
+    backend: _native.Backend,
+    nodes: Sequence[Node],
+    precision: Precision,
+    store: PackedStore | None = None,
 ) -> _native.Program:
-    """Pack the weights that ``nodes`` use and lay out memory for their values."""
-    builder = _Builder(backend, precision, _last_uses(nodes))
+    """Pack the weights that ``nodes`` use, or find them in ``store``; lay out memory for values."""
+    builder = _Builder(backend, precision, store, _last_uses(nodes))
     for index, node in enumerate(nodes):
         builder.append(index, node)
     return builder.program
@@ -56,11 +60,16 @@ class _Builder:
     """Emits operations one by one; a buffer is free again after its value's last use."""
 
     def __init__(
-        self, backend: _native.Backend, precision: Precision, last_uses: dict[Value, int]
+        self,
+        backend: _native.Backend,
+        precision: Precision,
+        store: PackedStore | None,
+        last_uses: dict[Value, int],
     ) -> None:
         self.program = _native.Program(backend)
         self._backend = backend
         self._precision: Precision = precision
+        self._store = store
         self._last_uses = last_uses
         self._free: list[_Place] = []
         self._places: dict[Value, _Place] = {}
@@ -93,7 +102,7 @@ class _Builder:
         program, out = self.program, self._at(node.out)
         match node:
             case Embed():
-                table = node.table.pack(self._backend, self._precision, gated=False)
+                table = self._pack(node.table, gated=False)
                 program.embed(out, table, node.scale)
             case Norm():
                 program.rms_norm(self._at(node.x), out, node.weight.packed, node.eps)
@@ -110,11 +119,14 @@ class _Builder:
             case TakeRows():
                 program.take_rows(self._at(node.x), out)
 
+    def _pack(self, weight: MatrixWeight, *, gated: bool) -> _native.Weight:
+        return weight.pack(self._backend, self._precision, gated, self._store)
+
     def _emit_linear(self, node: Linear, out: int) -> None:
         self.program.linear(
             self._at(node.x),
             out,
-            node.weight.pack(self._backend, self._precision, gated=node.gate is not None),
+            self._pack(node.weight, gated=node.gate is not None),
             node.norm.weight.packed if node.norm else None,
             node.norm.eps if node.norm else 0.0,
             self._at(node.residual) if node.residual else -1,

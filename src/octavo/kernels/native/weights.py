@@ -1,5 +1,6 @@
 """Weights of the native backend, and the packed format that each is given."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from octavo.core.errors import LoadError
 from octavo.kernels.dequantize import to_float32
 from octavo.kernels.native import _native
+from octavo.kernels.native.packed_store import PackedStore, WeightSpec
 from octavo.kernels.weights import Encoding, WeightTensor
 
 Precision = Literal["float32", "bfloat16", "int8", "file"]
@@ -59,6 +61,8 @@ _NEAREST: Final = {
 """Q8_0, Q4_0 and Q4_1 keep every bit; Q4_K keeps its 4-bit values and rounds scales to float16; 5
 and 6 bits become 8 with a scale per 32."""
 
+_SAMPLED_ROWS: Final = 8
+
 _WIDEST_FIRST: Final = (
     Format.F32,
     Format.BF16,
@@ -97,20 +101,42 @@ class MatrixWeight:
         """Whether interleaving would spoil it for another use."""
         return self.is_table
 
-    def pack(self, backend: _native.Backend, precision: Precision, gated: bool) -> _native.Weight:
-        """Return the packed matrix; its first call reads the file."""
+    def pack(
+        self,
+        backend: _native.Backend,
+        precision: Precision,
+        gated: bool,
+        store: PackedStore | None = None,
+    ) -> _native.Weight:
+        """Return the packed matrix; its first call reads ``store``, or else the file."""
         if gated not in self.packed:
-            self.packed[gated] = backend.pack(
-                [
-                    (_ENCODINGS[part.encoding], np.ascontiguousarray(part.data).view(np.uint8))
-                    for part in self.parts
-                ],
-                self.inputs,
-                int(choose_format(self.parts, precision)),
-                gated,
-                self.bias,
-            )
+            self.packed[gated] = self._kept(backend, precision, gated, store)
         return self.packed[gated]
+
+    def _kept(
+        self,
+        backend: _native.Backend,
+        precision: Precision,
+        gated: bool,
+        store: PackedStore | None,
+    ) -> _native.Weight:
+        form = choose_format(self.parts, precision)
+        if store is None:
+            return self._pack(backend, form, gated)
+        spec = WeightSpec(sample_of(self.parts), self.outputs, self.inputs, form, gated)
+        found = store.find(spec, self.bias)
+        if found is not None:
+            return found
+        weight = self._pack(backend, form, gated)
+        store.add(spec, weight)
+        return weight
+
+    def _pack(self, backend: _native.Backend, form: Format, gated: bool) -> _native.Weight:
+        parts = [
+            (_ENCODINGS[part.encoding], np.ascontiguousarray(part.data).view(np.uint8))
+            for part in self.parts
+        ]
+        return backend.pack(parts, self.inputs, form, gated, self.bias)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,6 +160,19 @@ def choose_format(parts: Sequence[WeightTensor], precision: Precision) -> Format
     # 4-bit parts of different kinds, or stacked on wider ones, widen to what holds them all.
     widest = next(format for format in _WIDEST_FIRST if format in wanted)
     return Format.I8_GROUP if widest is Format.U4_GROUP_MIN else widest
+
+
+def sample_of(parts: Sequence[WeightTensor]) -> str:
+    """Return names and encodings of tensors, and a digest of some of their rows as they are now.
+
+    A model's version says whether its files have changed; this says whether they are read as they
+    were, down to the order of rows.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part.data[:: max(1, len(part.data) // _SAMPLED_ROWS)].tobytes())
+    names = "+".join(f"{part.name}:{part.encoding.label}" for part in parts)
+    return f"{names} {digest.hexdigest()}"
 
 
 def stack_vectors(tensors: Sequence[WeightTensor]) -> NDArray[np.float32]:

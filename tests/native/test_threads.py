@@ -1,0 +1,80 @@
+"""Threads of a step: how many, and on which CPUs they stay."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from octavo.core.errors import SettingError
+from octavo.kernels.native.options import NativeOptions
+from support_models import decoder_driver, random_tensors, tiny_config
+from support_native import extension, native
+
+USABLE: list[int] = extension.usable_cpus()
+needs_affinity = pytest.mark.skipif(not USABLE, reason="this system does not tell or choose CPUs")
+
+
+def masks_after_a_step(options: NativeOptions) -> list[str]:
+    """CPUs allowed to each thread that a backend started, and last those of the thread that ran a
+    step, which is one of its own."""
+    before = set(Path("/proc/self/task").iterdir())
+    backend = native.NativeBackend("float32", options)
+    workers = sorted(set(Path("/proc/self/task").iterdir()) - before)
+    config = tiny_config()
+    driver = decoder_driver(config, random_tensors(config), backend=backend)
+    driver.add("a", [1, 2, 3])
+    found: list[str] = []
+
+    def step() -> None:
+        driver.step(("a", 3))
+        found.append(allowed(Path(f"/proc/self/task/{threading.get_native_id()}")))
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    thread.join()
+    return [*map(allowed, workers), *found]
+
+
+def allowed(task: Path) -> str:
+    status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines())
+    return status["Cpus_allowed_list"]
+
+
+@needs_affinity
+def test_threads_stay_where_they_are_told() -> None:
+    """The thread that asks for steps takes the first CPU of the list, workers the others in turn,
+    and whoever packed the weights (the server's event loop, later) is left alone."""
+    own = allowed(Path(f"/proc/self/task/{threading.get_native_id()}"))
+    cpus = tuple(reversed(USABLE[:2]))
+    masks = masks_after_a_step(NativeOptions(cpus=cpus))
+    assert masks == [str(cpu) for cpu in (*cpus[1:], cpus[0])]
+    assert allowed(Path(f"/proc/self/task/{threading.get_native_id()}")) == own
+
+
+@needs_affinity
+def test_unasked_the_thread_that_steps_moves_freely() -> None:
+    """Only workers are pinned: a caller's thread is the caller's."""
+    own = allowed(Path(f"/proc/self/task/{threading.get_native_id()}"))
+    masks = masks_after_a_step(NativeOptions(threads=len(USABLE)))
+    assert masks == [*map(str, USABLE[1:]), own]
+
+
+@needs_affinity
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (NativeOptions(cpus=(max(USABLE, default=0) + 1,)), "but this process may use"),
+        (NativeOptions(cpus=tuple(USABLE[:1]), threads=2), "names 1"),
+    ],
+)
+def test_what_cannot_be_is_said(options: NativeOptions, sentence: str) -> None:
+    """A CPU that this process may not use, and fewer CPUs than threads."""
+    with pytest.raises(SettingError, match=sentence):
+        native.NativeBackend("float32", options)
+
+
+@needs_affinity
+def test_a_list_of_cpus_sets_the_number_of_threads() -> None:
+    """One thread a CPU, no matter how many there are besides."""
+    assert native.NativeBackend("float32", NativeOptions(cpus=(USABLE[0],))).threads == 1
+    assert native.NativeBackend("float32", NativeOptions()).threads == extension.usable_threads()
