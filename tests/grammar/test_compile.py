@@ -14,13 +14,17 @@ import pytest
 from octavo.core.errors import InvalidRequestError
 from octavo.core.structured import StructuredOutput
 from octavo.runner.grammar import GrammarCompiler, reason
-from octavo.runner.grammar_source import (
-    MAX_GRAMMAR_CHARS,
+from octavo.runner.grammar_source import MAX_GRAMMAR_CHARS, MAX_JSON_CHARS
+from octavo.runner.schema_limits import (
+    MAX_ALTERNATIVES,
+    MAX_ENUM_PARTS,
     MAX_JOINED_PATTERNS,
-    MAX_JSON_CHARS,
+    MAX_MULTIPLE,
     MAX_OPTIONAL_PROPERTIES,
     MAX_PATTERN_CHARS,
+    MAX_PATTERN_PROPERTIES,
     MAX_PROPERTIES,
+    MAX_RANGES,
 )
 from support_grammar import byte_compiler
 
@@ -197,6 +201,111 @@ def test_sizes(compiler: GrammarCompiler) -> None:
     names = [f"k{i}" for i in range(MAX_PROPERTIES + 1)]
     all_needed = {"properties": dict.fromkeys(names, True), "required": names}
     refusal(compiler, SO.json_schema({"items": all_needed}))
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"type": "integer", "multipleOf": MAX_MULTIPLE + 1}, "multiples"),
+        ({"type": "number", "multipleOf": 0.1234567}, "multiples"),
+        ({"allOf": [{"type": "integer", "multipleOf": p} for p in (97, 89, 83)]}, "multiples"),
+        (
+            {
+                "$defs": {"a": {"type": "integer", "multipleOf": 199}},
+                "items": {"$ref": "#/$defs/a", "multipleOf": 211},
+            },
+            "multiples",
+        ),
+        ({"anyOf": [{"multipleOf": 251}, {"multipleOf": 3}], "multipleOf": 241}, "multiples"),
+        ({"multipleOf": 1e-30, "anyOf": [{"multipleOf": 7}]}, "multiples"),
+        (
+            {"patternProperties": {f"^a{i}_": {} for i in range(MAX_PATTERN_PROPERTIES + 1)}},
+            "pattern properties",
+        ),
+        ({"anyOf": [{"const": i} for i in range(MAX_ALTERNATIVES + 1)]}, "entries of anyOf"),
+        ({"oneOf": [{"const": i} for i in range(MAX_ALTERNATIVES + 1)]}, "entries of anyOf"),
+        (
+            {"prefixItems": [{"type": "number", "minimum": i} for i in range(MAX_RANGES + 1)]},
+            "numbers with bounds",
+        ),
+        ({"enum": [{"a": i} for i in range(MAX_ENUM_PARTS + 1)]}, "inside of constants"),
+        ({"const": [[0] * (MAX_ENUM_PARTS + 1)]}, "inside of constants"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_costs(compiler: GrammarCompiler, schema: dict[str, Any], why: str) -> None:
+    """The adversarial set: what llguidance would take seconds for is counted before, in a schema
+    and in one of several that are given together."""
+    assert why in refusal(compiler, SO.json_schema(schema))
+    lark = f"start: %json {json.dumps(schema)}"
+    if len(lark) <= MAX_GRAMMAR_CHARS:
+        assert why in refusal(compiler, SO.grammar(lark))
+    tag = {"begin": "<f>", "schema": schema, "end": ""}
+    tags = {"structures": [{**tag, "schema": {}}, tag], "triggers": ["<f"]}
+    assert why in refusal(compiler, SO.structural_tag(tags))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": MAX_MULTIPLE},
+        {"type": "number", "multipleOf": 0.01, "minimum": 0},
+        {"prefixItems": [{"type": "integer", "multipleOf": p} for p in (97, 89, 83)]},
+        {"allOf": [{"multipleOf": 4}, {"type": "integer", "multipleOf": 6}]},
+    ],
+    ids=str,
+)
+def test_usual_multiples(compiler: GrammarCompiler, schema: dict[str, Any]) -> None:
+    """Turns red when the limits refuse what costs little: multiples of separate numbers, money."""
+    compiler.compile(SO.json_schema(schema))
+
+
+def alternatives(number: int, width: int = 2) -> list[dict[str, Any]]:
+    """Return parts which, joined, make ``width`` to the power of ``number`` alternatives."""
+    return [
+        {"anyOf": [{"type": "object", "properties": {f"a{i}_{j}": {}}} for j in range(width)]}
+        for i in range(number)
+    ]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": alternatives(9)},
+        {"items": {"allOf": alternatives(3, 9)}},
+        {
+            "$defs": {f"p{i}": part for i, part in enumerate(alternatives(9))},
+            "properties": {"a": {"allOf": [{"$ref": f"#/$defs/p{i}"} for i in range(9)]}},
+        },
+        {
+            "$defs": {f"p{i}": {**p, "$anchor": f"x{i}"} for i, p in enumerate(alternatives(9))},
+            "allOf": [{"$ref": f"#x{i}"} for i in range(9)],
+        },
+    ],
+    ids=["allOf", "items", "references", "anchors"],
+)
+def test_alternatives_that_are_joined(compiler: GrammarCompiler, schema: dict[str, Any]) -> None:
+    """The adversarial set: parts with alternatives, whose number doubles with each that is joined,
+    are counted before."""
+    assert "alternatives together" in refusal(compiler, SO.json_schema(schema))
+
+
+def test_alternatives_that_are_not_joined(compiler: GrammarCompiler) -> None:
+    """Turns red when alternatives side by side are multiplied."""
+    compiler.compile(SO.json_schema({"prefixItems": alternatives(20)}))
+    compiler.compile(SO.json_schema({"anyOf": alternatives(9, 3)}))
+    compiler.compile(SO.json_schema({"allOf": alternatives(3)}))
+
+
+def test_one_of(compiler: GrammarCompiler) -> None:
+    """oneOf is followed where no value fits two branches; elsewhere the refusal says what helps."""
+    kinds = [
+        {"type": "object", "properties": {"kind": {"const": c}}, "required": ["kind"]} for c in "ab"
+    ]
+    compiler.compile(SO.json_schema({"oneOf": kinds}))
+    compiler.compile(SO.json_schema({"oneOf": [{"type": "string"}, {"type": "null"}]}))
+    overlap = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
+    assert "use anyOf" in refusal(compiler, SO.json_schema(overlap))
 
 
 def joined(number: int) -> list[dict[str, Any]]:

@@ -276,7 +276,9 @@ def test_a_row_without_a_token_fails_alone(tokenizer: Tokenizer, jump: bool) -> 
 def test_a_grammar_that_gets_too_costly_fails_alone(tokenizer: Tokenizer) -> None:
     """Turns red when a grammar may cost without bound, or its end takes others along."""
     setup = grammar_setup(tokenizer, lambda t: 50.0 if t == b'"' else 0.0)
-    schema = {"type": "object", "anyOf": [{"properties": {f"a{i}": {}}} for i in range(500)]}
+    late = {"type": "object", "anyOf": [{"properties": {f"a{i}": {}}} for i in range(500)]}
+    array = {"type": "array", "minItems": 2, "items": False}
+    schema = {**array, "prefixItems": [{"enum": [1, 2]}, late]}
     costly, other = ask_all(setup.parts, [SO.json_schema(schema), SO.choice(["fine"])])
     assert costly.reason is ERROR
     assert "cannot be followed further" in str(costly.error)

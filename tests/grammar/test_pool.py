@@ -7,7 +7,7 @@ import pytest
 
 from octavo.core.errors import InvalidRequestError, OverloadedError
 from octavo.core.structured import StructuredOutput
-from octavo.engine.grammars import GrammarPool
+from octavo.engine.grammars import MAX_OVERDUE, GrammarPool
 from octavo.runner.grammar import CompiledGrammar
 
 SO = StructuredOutput
@@ -80,6 +80,41 @@ async def test_what_takes_too_long_is_refused(compiler: SlowCompiler) -> None:
     assert first.param == "structured_outputs"
     assert isinstance(second, OverloadedError)
     compiler.go.set()
+    pool.shutdown()
+
+
+class Stubborn(SlowCompiler):
+    """Compiles at once but what is called endless, which waits."""
+
+    def compile(self, spec: StructuredOutput) -> CompiledGrammar:
+        if spec.text.startswith("endless"):
+            return super().compile(spec)
+        return CompiledGrammar(spec)  # type: ignore[arg-type]
+
+
+async def test_what_takes_too_long_holds_up_no_other() -> None:
+    """Turns red when compilations that cannot be stopped keep others from theirs; when a client
+    that asks again begins another; or when they may be any number."""
+    compiler = Stubborn()
+    pool = pool_of(compiler, time_limit_s=0.05)
+    for index in range(MAX_OVERDUE - 1):
+        for _ in range(2):
+            with pytest.raises(InvalidRequestError, match="takes more than"):
+                await pool.compile(SO.regex(f"endless {index}"))
+        assert isinstance(await pool.compile(SO.regex(f"quick {index}")), CompiledGrammar)
+    with pytest.raises(InvalidRequestError, match="takes more than"):
+        await pool.compile(SO.regex("endless last"))
+    with pytest.raises(OverloadedError):
+        await pool.compile(SO.regex("quick"))
+    again = asyncio.ensure_future(pool.compile(SO.regex("endless last")))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    compiler.go.set()
+    assert isinstance(await again, CompiledGrammar)
+    assert len(compiler.compiled) == MAX_OVERDUE
+    while pool._overdue and not all(future.done() for future in pool._overdue.values()):
+        await asyncio.sleep(0.001)
+    assert isinstance(await pool.compile(SO.regex("quick")), CompiledGrammar)
     pool.shutdown()
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.errors import InvalidRequestError
-from octavo.models.tokenizer import load_tokenizer
+from octavo.models.tokenizer import LONG_TEXT, load_tokenizer
 from octavo.models.tokenizer_source import GGUFTokenizerSource
 from support_text import (
     CONTROL,
@@ -204,3 +204,14 @@ def test_no_chat_template_says_what_to_do() -> None:
     """Red when a base model's chat ends in anything but a clear refusal."""
     with pytest.raises(InvalidRequestError, match="/v1/completions"):
         byte_level().render_chat([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_long_texts_are_encoded_as_short_ones(special: bool) -> None:
+    """Turns red when the way that lets other threads go on gives other ids than the usual one."""
+    tokenizer = byte_level()
+    text = "Hello, <|im_end|> wörld! 日本\n" * (LONG_TEXT // 20)
+    assert len(text) > LONG_TEXT
+    usual = tokenizer._parts.backend if special else tokenizer._plain_backend
+    expected = usual.encode(text, add_special_tokens=False).ids
+    assert tokenizer.encode(text, add_special_tokens=False, parse_special=special) == expected

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from typing import Final
 
 from tokenizers import Tokenizer as HFTokenizer
 
@@ -14,6 +15,9 @@ from octavo.models.tokenizer_folder import parts_from_folder
 from octavo.models.tokenizer_gguf import parts_from_gguf
 from octavo.models.tokenizer_parts import TokenizerParts
 from octavo.models.tokenizer_source import GGUFTokenizerSource, TokenizerSource
+
+LONG_TEXT: Final = 4096
+"""Longer texts are encoded so that other threads go on meanwhile."""
 
 
 class Tokenizer:
@@ -59,7 +63,11 @@ class Tokenizer:
                 f"{error.start}."
             ) from error
         backend = self._parts.backend if parse_special else self._plain_backend
-        ids = backend.encode(text, add_special_tokens=False).ids
+        if len(text) > LONG_TEXT:  # the only way to encode without the interpreter's lock
+            [encoding] = backend.encode_batch_fast([text], add_special_tokens=False)
+        else:
+            encoding = backend.encode(text, add_special_tokens=False)
+        ids = encoding.ids
         if not add_special_tokens:
             return list(ids)
         prefix, suffix = list(self._parts.prefix_ids), list(self._parts.suffix_ids)

@@ -13,15 +13,19 @@ from octavo.core.errors import InvalidRequestError
 from octavo.core.ids import TokenId
 from octavo.core.structured import StructuredOutput
 from octavo.models.tokenizer import Tokenizer
+from octavo.runner.forced_text import MAX_FORCED_BYTES
 from octavo.runner.grammar_source import grammar_text
 
 MAX_REASON_CHARS: Final = 300
 NUM_CACHED: Final = 256
 """Grammars that are kept though no sequence uses them."""
 
-MAX_FORCED_TOKENS: Final = 10_000
-"""Longest text that a grammar may begin with before anything is left to choose."""
+MAX_ENCODED_CHARS: Final = 4096
+"""Longest text that is encoded at once: encoding holds the interpreter."""
+_CUT_BYTES: Final = 64
+"""How far back from a cut tokens may depend on it."""
 
+ENDLESS: Final = "it only matches texts that are too long or have no end"
 _MARK: Final = "\x02"
 """A character that no merge joins with what follows."""
 
@@ -59,8 +63,22 @@ class Vocabulary:
         self._mark_ids = self._encode(_MARK) if tokenizer.strips_leading_space else []
 
     def __call__(self, text: bytes) -> list[TokenId]:
-        """Return the ids of a text that continues another."""
+        """Return the ids of a text that continues another: of its beginning, if it is long."""
         words = text.decode(errors="replace")
+        if len(words) > MAX_ENCODED_CHARS:
+            return self._beginning(words[:MAX_ENCODED_CHARS])
+        return self._continued(words)
+
+    def _beginning(self, words: str) -> list[TokenId]:
+        """Return the ids of ``words`` but for some last ones, which what follows could change."""
+        ids = self._continued(words)
+        end, num_bytes = len(ids), 0
+        while end > 1 and num_bytes < _CUT_BYTES:
+            end -= 1
+            num_bytes += len(self.tokens[ids[end]])
+        return ids[:end]
+
+    def _continued(self, words: str) -> list[TokenId]:
         if not self._mark_ids:
             return self._encode(words)
         # This encoder puts a space before a text; it does not where something stands there.
@@ -146,14 +164,22 @@ class GrammarCompiler:
         matcher = LLMatcher(self.warm_up(), text, log_level=0, limits=_limits())
         if matcher.is_error():
             raise _refusal(spec, matcher.get_error())
-        # The first mask shows what building does not: that no text matches, or at what cost.
-        forced = matcher.compute_ff_tokens()
-        matcher.compute_bitmask()
-        if matcher.is_error():
-            raise _refusal(spec, matcher.get_error())
-        if len(forced) > MAX_FORCED_TOKENS:
-            raise _refusal(spec, "it only matches texts that are too long or have no end")
+        self._begin(matcher.deep_copy(), spec)
         return CompiledGrammar(matcher)
+
+    def _begin(self, matcher: LLMatcher, spec: StructuredOutput) -> None:
+        """Find out what building does not show: that no text matches, or at what cost."""
+        num_forced = 0
+        while num_forced <= MAX_FORCED_BYTES:
+            # Masks come first, as forced text is found in them without the interpreter's lock.
+            matcher.compute_bitmask()
+            forced = [] if matcher.is_error() else matcher.compute_ff_tokens()
+            if matcher.is_error() or (forced and not matcher.consume_tokens(forced)):
+                raise _refusal(spec, matcher.get_error())
+            if not forced:
+                return
+            num_forced += len(forced)
+        raise _refusal(spec, ENDLESS)
 
 
 def _refusal(spec: StructuredOutput, message: str) -> InvalidRequestError:
@@ -169,6 +195,13 @@ def reason(message: str) -> str:
         return "it matches no text"
     if message.startswith("recursion limit"):
         return "it is nested too deeply"
+    if message.startswith("parser error: Too many items") and "ff_tokens" in message:
+        return ENDLESS
+    if message.startswith("oneOf constraints"):
+        return (
+            "oneOf is possible only where no value can fit two of its schemas: let them differ in "
+            "type or in a required constant, or use anyOf"
+        )
     lines = [line.strip() for line in message.splitlines()]
     said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     text = said[0] if said else next((line for line in lines if line), "unknown error")

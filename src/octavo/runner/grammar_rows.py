@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from llguidance import LLMatcher
@@ -13,6 +14,9 @@ from octavo.core.plan import NewSequence
 from octavo.core.sampling import SamplingParams
 from octavo.kernels.sampling.interface import Mask
 from octavo.runner.grammar import CompiledGrammar, GrammarCompiler, reason
+
+MAX_FORCED: Final = 1024
+"""A longer forced text is appended in pieces, one a step, so that no step takes long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ class GrammarRow:
         forced: list[TokenId] = []
         if not matcher.consume_token(token_id):
             raise self._failure(matcher)
-        while self._jump_forward and not matcher.is_stopped():
+        while self._jump_forward and len(forced) < MAX_FORCED and not matcher.is_stopped():
             more = matcher.compute_ff_tokens()
             if not more:
                 break
