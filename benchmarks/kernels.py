@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
@@ -20,10 +21,10 @@ from octavo.kernels.batch import StepBatch
 from octavo.kernels.native.backend import NativeBackend
 from octavo.kernels.native.options import NativeOptions
 from octavo.kernels.numpy_backend import NumpyBackend
-from octavo.kernels.ops import Backend, StepFunction
+from octavo.kernels.ops import Backend, KVDtype, StepFunction
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.config import DecoderConfig
-from octavo.models.decoder import build_decoder
+from octavo.models.decoder import build_decoder, kv_spec
 
 BLOCK_SIZE = 16
 CONTEXT = 256
@@ -90,9 +91,9 @@ def operations(config: DecoderConfig, batch: StepBatch) -> float:
     return 2.0 * (layers + head)
 
 
-def kv_bytes(config: DecoderConfig, batch: StepBatch, width: int) -> float:
+def kv_bytes(config: DecoderConfig, batch: StepBatch, kv_dtype: KVDtype) -> float:
     """Bytes of keys and values that a step must read at least once."""
-    token = 2 * config.num_kv_heads * config.head_dim * width * config.num_layers
+    token = kv_spec(config, 1, kv_dtype).block_bytes
     return float(batch.kv_lens.astype(np.int64).sum()) * token
 
 
@@ -109,16 +110,20 @@ def measure(step: StepFunction, batch: StepBatch, seconds: float) -> tuple[float
 
 
 def compiled(
-    backend: Backend, checkpoint: Checkpoint, kv_dtype: str, num_blocks: int
+    backend: Backend, checkpoint: Checkpoint, kv_dtype: KVDtype, num_blocks: int
 ) -> StepFunction:
     """A step function over fresh KV."""
     decoder = build_decoder(checkpoint.config, checkpoint.tensors, backend)
-    backend.allocate_kv(decoder.kv_spec(BLOCK_SIZE, kv_dtype), num_blocks)  # type: ignore[arg-type]
+    backend.allocate_kv(decoder.kv_spec(BLOCK_SIZE, kv_dtype), num_blocks)
     return backend.compile(decoder.forward)
 
 
 def report(
-    checkpoint: Checkpoint, backend: NativeBackend, kv_dtype: str, precision: str, seconds: float
+    checkpoint: Checkpoint,
+    backend: NativeBackend,
+    kv_dtype: KVDtype,
+    precision: str,
+    seconds: float,
 ) -> None:
     """Print the table of one precision."""
     config = checkpoint.config
@@ -137,7 +142,7 @@ def report(
     print(f"  {'step':14}{'best ms':>9}{'median':>9}{'tokens/s':>10}{'of read':>9}{'of peak':>9}")
     for case in cases(config.vocab_size):
         best, median = measure(step, case.batch, seconds)
-        read = weights + kv_bytes(config, case.batch, 4 if kv_dtype == "float32" else 2)
+        read = weights + kv_bytes(config, case.batch, kv_dtype)
         print(
             f"  {case.name:14}{best * 1e3:9.2f}{median * 1e3:9.2f}"
             f"{case.batch.num_tokens / best:10.0f}"
@@ -175,7 +180,7 @@ def main() -> None:
     parser.add_argument("--precision", nargs="+", default=["int8", "file", "bfloat16", "float32"])
     parser.add_argument("--isa", default="auto")
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--kv-dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--kv-dtype", choices=get_args(KVDtype), default="bfloat16")
     parser.add_argument("--seconds", type=float, default=2.0, help="per step")
     parser.add_argument("--numpy", action="store_true", help="also the numpy backend")
     arguments = parser.parse_args()

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from octavo.kernels.batch import StepBatch
 from octavo.kernels.numpy_backend import NumpyBackend
-from octavo.kernels.ops import Backend, Forward, KVSpec
+from octavo.kernels.ops import Backend, Forward, KVDtype, KVSpec
 from octavo.kernels.weights import Encoding, WeightTensor
 from octavo.models.config import DecoderConfig, RopeConfig
 from octavo.models.decoder import build_decoder
@@ -153,11 +153,12 @@ def decoder_driver(
     block_size: int = 16,
     num_blocks: int = 128,
     backend: Backend | None = None,
+    kv_dtype: KVDtype = "float32",
 ) -> PagedDriver:
     """Build a decoder and put it under a driver."""
     backend = backend or NumpyBackend()
     decoder = build_decoder(config, tensors, backend)
-    spec = decoder.kv_spec(block_size, "float32")
+    spec = decoder.kv_spec(block_size, kv_dtype)
     return PagedDriver(backend, decoder.forward, spec, num_blocks=num_blocks)
 
 

@@ -84,16 +84,19 @@ struct GemmArgs {
   float softcap;        // 0: none
 };
 
-enum class KVType : int { kF32 = 0, kBF16 = 1 };
+enum class KVType : int { kF32 = 0, kBF16 = 1, kI8 = 2 };
 
 // The KV of one layer. For each block and head: keys [dim/2][padded slots][2] (bfloat16) or
-// [dim][padded slots] (float32), values [slots/2][dim][2] or [slots][dim]. Tokens lie across
+// [dim][padded slots] (float32, int8), values [slots/2][dim][2] or [slots][dim]. Tokens lie across
 // lanes in the keys and along them in the values, so neither product needs a horizontal sum.
+// Behind int8 keys and values lie their float32 scales, one for each of the padded slots.
 struct KVLayer {
   uint8_t* keys;
   uint8_t* values;
-  int64_t key_bytes;    // of one block and head
+  int64_t key_bytes;    // of one block and head, scales included
   int64_t value_bytes;
+  int64_t key_scales;   // where the scales start within these bytes; int8 only
+  int64_t value_scales;
   int64_t block_size;
   int64_t padded_slots; // block_size rounded up to whole vectors
   int64_t kv_heads;
@@ -129,21 +132,24 @@ struct RopeArgs {
   int64_t slot;
 };
 
-// Queries of consecutive rows of one sequence and all query heads of one KV head, over the tokens
-// [first_token, last_token) of that sequence.
+// Queries of some rows of the batch and all query heads of one KV head, over the tokens
+// [first_token, last_token), which are the same in the sequences of all rows.
 struct AttendArgs {
-  const float* q;       // head 0 of the KV head's first query head, first row
+  const float* q;       // the KV head's first query head in the batch's row 0
   int64_t q_stride;     // floats from row to row
-  const int32_t* positions;  // of the rows
+  const int32_t* positions;  // of the batch's rows
+  const int32_t* row_ids;    // [rows]: rows of the batch; null: 0, 1, ...
   int64_t rows;
   const int32_t* block_table;
   int64_t kv_head;
   int64_t first_token;
   int64_t last_token;
+  int64_t segment_units;  // vectors of slots after which a state ends and another starts; 0: none
   float* scratch;       // attend_scratch(...) floats, owned by the calling thread
-  float* out;           // normalised result, same layout as q; null: leave the partial state
+  float* out;           // normalised result, laid out as q
   int64_t out_stride;
-  float* partial;       // [rows * heads per KV head][dim + 2]: sums, running maximum, weight sum
+  float* partial;       // instead of `out`, the state of each segment: sums, maximum, weight sum as
+                        // [segment][rows * heads per KV head][dim + 2]; null: `out`
 };
 
 struct KernelTable {
@@ -187,7 +193,7 @@ constexpr int64_t kMaxQueryTile = 12;
 // Floats of scratch that `attend` needs: the query tile, its scores, and state per query vector.
 inline int64_t attend_scratch(int64_t query_vectors, int64_t dim) {
   const int64_t padded = (dim + 15) / 16 * 16 + 16;
-  return query_vectors * (2 * padded + 2) + kMaxQueryTile * (kScoreTokens + padded) + 64;
+  return query_vectors * (3 * padded + 4) + kMaxQueryTile * (kScoreTokens + padded) + 64;
 }
 
 }  // namespace octavo

@@ -6,18 +6,37 @@ namespace octavo {
 
 namespace {
 constexpr int64_t kSlack = 128;  // vectors of the last head's values reach past its end
+
+// The layout of a layer that lies nowhere yet.
+KVLayer layout(const KVShape& shape, int64_t lanes) {
+  KVLayer layer{};
+  const int64_t padded = (shape.block_size + lanes - 1) / lanes * lanes;
+  layer.block_size = shape.block_size;
+  layer.padded_slots = padded;
+  layer.kv_heads = shape.kv_heads;
+  layer.dim = shape.dim;
+  layer.type = shape.type;
+  if (shape.type == KVType::kI8) {
+    layer.key_scales = shape.dim * padded;
+    layer.value_scales = (shape.block_size * shape.dim + 3) / 4 * 4;
+    layer.key_bytes = layer.key_scales + padded * 4;
+    layer.value_bytes = layer.value_scales + padded * 4;
+  } else {
+    const int64_t each = shape.type == KVType::kF32 ? 1 : 2;  // values in 4 bytes
+    layer.key_bytes = (shape.dim + each - 1) / each * padded * 4;
+    layer.value_bytes = (shape.block_size + each - 1) / each * shape.dim * 4;
+  }
+  return layer;
+}
+}  // namespace
+
+int64_t kv_block_bytes(const KVShape& shape, int64_t lanes) {
+  const KVLayer layer = layout(shape, lanes);
+  return shape.layers * shape.kv_heads * (layer.key_bytes + layer.value_bytes);
 }
 
-KVCache::KVCache(const KVShape& shape, int64_t lanes) : shape_(shape) {
-  const int64_t padded = (shape.block_size + lanes - 1) / lanes * lanes;
-  const bool wide = shape.type == KVType::kF32;
-  first_.key_bytes = (wide ? shape.dim : (shape.dim + 1) / 2) * padded * 4;
-  first_.value_bytes = (wide ? shape.block_size : (shape.block_size + 1) / 2) * shape.dim * 4;
-  first_.block_size = shape.block_size;
-  first_.padded_slots = padded;
-  first_.kv_heads = shape.kv_heads;
-  first_.dim = shape.dim;
-  first_.type = shape.type;
+KVCache::KVCache(const KVShape& shape, int64_t lanes)
+    : shape_(shape), first_(layout(shape, lanes)) {
   key_layer_bytes_ = shape.blocks * shape.kv_heads * first_.key_bytes;
   value_layer_bytes_ = shape.blocks * shape.kv_heads * first_.value_bytes;
   keys_ = Memory(shape.layers * key_layer_bytes_ + kSlack);

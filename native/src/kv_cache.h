@@ -17,6 +17,10 @@ struct KVShape {
   KVType type;
 };
 
+// Bytes of one block over all layers, if vectors have `lanes` floats: keys take whole vectors of
+// slots, so a block size that is no multiple of them costs the padding.
+int64_t kv_block_bytes(const KVShape& shape, int64_t lanes);
+
 class KVCache {
  public:
   KVCache(const KVShape& shape, int64_t lanes);

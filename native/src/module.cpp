@@ -58,6 +58,12 @@ class Backend {
   std::optional<KVCache> kv_;
 };
 
+KVType checked_kv_type(int type) {
+  if (type < 0 || type > static_cast<int>(KVType::kI8))
+    throw std::invalid_argument("There is no number format of KV of this number.");
+  return static_cast<KVType>(type);
+}
+
 Format checked_format(int format) {
   if (format < 0 || format > static_cast<int>(Format::kU4GroupMin))
     throw std::invalid_argument("There is no packed format of this number.");
@@ -251,10 +257,14 @@ void bind_backend(nb::module_& m) {
         return piece_checksums(b.pool(), file, bytes);
       }, "file"_a, "num_bytes"_a)
       .def("allocate_kv", [](Backend& b, int64_t layers, int64_t kv_heads, int64_t dim,
-                             int64_t block_size, int64_t blocks, bool bfloat16) {
-        b.allocate_kv({layers, kv_heads, dim, block_size, blocks,
-                       bfloat16 ? KVType::kBF16 : KVType::kF32});
-      }, "layers"_a, "kv_heads"_a, "dim"_a, "block_size"_a, "blocks"_a, "bfloat16"_a)
+                             int64_t block_size, int64_t blocks, int type) {
+        b.allocate_kv({layers, kv_heads, dim, block_size, blocks, checked_kv_type(type)});
+      }, "layers"_a, "kv_heads"_a, "dim"_a, "block_size"_a, "blocks"_a, "type"_a)
+      .def("kv_block_bytes", [](Backend& b, int64_t layers, int64_t kv_heads, int64_t dim,
+                                int64_t block_size, int type) {
+        return kv_block_bytes({layers, kv_heads, dim, block_size, 1, checked_kv_type(type)},
+                              b.kernels().lanes);
+      }, "layers"_a, "kv_heads"_a, "dim"_a, "block_size"_a, "type"_a)
       .def("copy_block", [](Backend& b, int64_t source, int64_t target) {
         const int64_t blocks = b.kv().shape().blocks;
         if (source < 0 || source >= blocks || target < 0 || target >= blocks)

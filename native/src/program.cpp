@@ -341,6 +341,7 @@ void Program::attend_item(const Op& op, const AttentionPlan& plan, const AttendI
   args.q = row(op.in, item.row) + offset;
   args.q_stride = buffers_[op.in].features;
   args.positions = batch_->positions + item.row;
+  args.row_ids = nullptr;
   args.rows = item.rows;
   args.block_table = batch_->block_tables + item.sequence * batch_->table_width;
   args.kv_head = item.kv_head;

@@ -7,6 +7,8 @@ import pytest
 from octavo.core.errors import SettingError
 from octavo.core.events import NullObserver
 from octavo.engine.factory import EngineSettings, build_engine
+from octavo.kernels.native.loading import is_built
+from support_engine import Recorder, tiny_parts
 from support_loading import write_hf_folder
 
 
@@ -36,3 +38,40 @@ def test_cpus_without_threads_to_put_there_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(SettingError, match="--cpu-affinity needs the native backend"):
         build_engine(settings, NullObserver())
+
+
+@pytest.mark.parametrize("backend", ["native", "numpy"])
+@pytest.mark.parametrize(
+    ("dtype", "kv_cache_dtype", "stored", "head_bytes"),
+    [
+        ("float32", "auto", "float32", 4 * 16),
+        ("bfloat16", "auto", "bfloat16", 2 * 16),
+        ("bfloat16", "float32", "float32", 4 * 16),
+        ("float32", "int8", "int8", 16 + 4),
+    ],
+)
+def test_as_many_blocks_as_the_memory_for_kv_holds(
+    tmp_path: Path, backend: str, dtype: str, kv_cache_dtype: str, stored: str, head_bytes: int
+) -> None:
+    """Turns red when a block is counted without its scales, or by the weights' number format."""
+    if backend == "native" and not is_built():
+        pytest.skip("the native backend was not built")
+    parts = tiny_parts(
+        tmp_path / "tiny",
+        Recorder(),
+        backend=backend,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        kv_cache_memory_bytes=1 << 20,
+    )
+    info = parts.info
+    assert info.dtype == stored
+    assert info.precision == dtype
+    block_bytes = 3 * 2 * 2 * 16 * head_bytes  # layers, keys and values, heads, slots
+    assert info.num_blocks == (1 << 20) // block_bytes
+
+
+def test_an_unknown_number_format_of_kv_is_refused(tmp_path: Path) -> None:
+    """Turns red when a typing mistake in Python falls back to some format."""
+    with pytest.raises(SettingError, match="--kv-cache-dtype must be one of auto, float32"):
+        tiny_parts(tmp_path / "tiny", Recorder(), kv_cache_dtype="fp8")

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.errors import InvariantError
+from octavo.core.plan import BlockCopy
 from octavo.kernels.numpy_backend import NumpyBackend
 from octavo.kernels.numpy_kv import NumpyKV, from_bfloat16, round_to_bfloat16
 from octavo.kernels.ops import Array, Attention, KVSpec, Ops, Rope
@@ -39,7 +40,7 @@ def test_bfloat16_weights_are_rounded_once() -> None:
     np.testing.assert_array_equal(exact.values, values)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_kv_takes_the_memory_that_the_spec_says(dtype: str) -> None:
     """The engine sizes the pool by ``KVSpec.block_bytes``: red if the backend takes more."""
     spec = KVSpec(3, 2, 64, 16, dtype)  # type: ignore[arg-type]
@@ -63,6 +64,24 @@ def test_first_tokens_take_little_memory_and_no_time() -> None:
     for layer in range(30):
         kv.store(layer, np.array([0], np.int32), new, new)
     assert process.memory_info().rss - before < 16 << 20
+
+
+def test_int8_kv_is_off_by_half_a_step_at_most() -> None:
+    """Every head of every token has a scale of its own, which copies take along; what is not a
+    number shows in its own vector alone."""
+    kv = NumpyKV(KVSpec(1, 2, 8, 4, "int8"), 3)
+    new = np.random.default_rng(1).standard_normal((2, 4, 2, 8)).astype(np.float32)
+    new *= 10.0 ** np.arange(-6, 2, dtype=np.float32).reshape(1, 4, 2, 1)
+    new[0, 0, 0, 3], new[1, 1, 1, 2], new[0, 2, 1] = np.nan, np.inf, 0.0
+    kv.store(0, np.arange(4, 8, dtype=np.int32), new[0], new[1])
+    kv.copy([BlockCopy(1, 2)])
+    for block in (1, 2):
+        for stored, wanted in zip(kv.gather(0, np.array([block], np.int32)), new, strict=True):
+            wanted = wanted.swapaxes(0, 1)
+            broken = ~np.isfinite(wanted).all(axis=-1)
+            assert np.isnan(stored[broken]).all()
+            step = np.abs(wanted[~broken]).max(axis=-1, keepdims=True) / 127
+            assert (np.abs(stored - wanted)[~broken] <= step * 0.5001).all()
 
 
 def test_bfloat16_kv_is_rounded_as_it_is_stored() -> None:

@@ -2,13 +2,20 @@
 // tokens of their sequence, block by block through the block table, with an online softmax
 // (Milakov and Gimelshein 2018). The same code serves decodes, whose set is one row's heads, and
 // prefill chunks, whose set is many rows': keys and values are read once for the whole set.
+//
+// A query vector's result does not depend on the set it is in. Steps of the online softmax start at
+// fixed tokens, counted from the sequence's first; every sum runs in the order of the tokens; and
+// what a vector does not see adds a zero. Where the states of parts are joined, the place of the
+// cut shows in last bits, so whoever wants equal bits cuts at fixed tokens too (`segment`).
 
-constexpr int kUnits = kScoreTokens / kLanes;  // of a chunk
+constexpr int kUnits = kScoreTokens / kLanes;  // of a chunk, which is a step of the softmax
 
 // One vector of tokens: `count` consecutive slots of a block.
 struct Unit {
   const uint8_t* keys;    // first feature of these tokens
   const uint8_t* values;  // first feature of token 0 of these (bfloat16: of its pair)
+  const float* key_scales;    // int8 only
+  const float* value_scales;
   int64_t token;
   int64_t count;
 };
@@ -24,14 +31,21 @@ struct QuerySet {
   float* sums;            // [vectors][padded_dim]
   float* maxima;          // [vectors]
   float* weights;         // [vectors]: sum of exponentials
+  float* joined_sums;     // the same of all segments before this one
+  float* joined_maxima;
+  float* joined_weights;
   float* scores;          // [kQueryTile][kScoreTokens]
 };
 
 // Tokens [first, last) that a query vector sees within the call's range.
 struct Span { int64_t first, last; };
 
+OCTAVO_INLINE int64_t batch_row(const AttendArgs& args, int64_t row) {
+  return args.row_ids ? args.row_ids[row] : row;
+}
+
 OCTAVO_INLINE Span visible(const AttendArgs& args, const AttentionShape& shape, int64_t row) {
-  const int64_t position = args.positions[row];
+  const int64_t position = args.positions[batch_row(args, row)];
   const int64_t oldest = shape.window ? position - shape.window + 1 : 0;
   return {larger(args.first_token, oldest), smaller(args.last_token, position + 1)};
 }
@@ -47,39 +61,92 @@ static QuerySet make_query_set(const AttentionShape& shape, const AttendArgs& ar
   const auto take = [&](int64_t floats) { float* p = next; next += floats; return p; };
   set.scores = take(kQueryTile * kScoreTokens);
   set.sums = take(set.vectors * set.padded_dim);
+  set.joined_sums = take(set.vectors * set.padded_dim);
   set.queries = take(set.vectors * set.even_dim);
   set.maxima = take(set.vectors);
   set.weights = take(set.vectors);
-  for (int64_t i = 0; i < set.vectors * set.padded_dim; ++i) set.sums[i] = 0.0f;
+  set.joined_maxima = take(set.vectors);
+  set.joined_weights = take(set.vectors);
   for (int64_t first = 0; first < set.vectors; first += kQueryTile) {
     const int64_t size = smaller(kQueryTile, set.vectors - first);
     float* tile = set.queries + first * set.even_dim;
     for (int64_t v = 0; v < size; ++v) {
       const int64_t row = (first + v) / set.heads, head = (first + v) % set.heads;
-      const float* q = args.q + row * args.q_stride + head * shape.dim;
+      const float* q = args.q + batch_row(args, row) * args.q_stride + head * shape.dim;
       for (int64_t d = 0; d < set.even_dim; ++d)
         tile[d * size + v] = d < shape.dim ? q[d] * shape.scale : 0.0f;
-      set.maxima[first + v] = -__builtin_inff();
-      set.weights[first + v] = 0.0f;
     }
   }
   return set;
 }
 
-// Lists the units of the chunk that starts at `token`, up to kUnits; moves `token` past them.
-static int list_units(const KVLayer& kv, const AttendArgs& args, int64_t& token, Unit* units) {
+static void start_segment(const QuerySet& set) {
+  for (int64_t i = 0; i < set.vectors * set.padded_dim; ++i) set.sums[i] = 0.0f;
+  for (int64_t v = 0; v < set.vectors; ++v) {
+    set.maxima[v] = -__builtin_inff();
+    set.weights[v] = 0.0f;
+  }
+}
+
+// Bytes that a lane loads at once, and how many features (keys) or tokens (values) these are.
+constexpr int64_t word_bytes(KVType type) { return type == KVType::kI8 ? 1 : 4; }
+constexpr int64_t word_parts(KVType type) { return type == KVType::kBF16 ? 2 : 1; }
+
+OCTAVO_INLINE F load_i8(const uint8_t* from) {
+#if defined(__AVX512F__) && OCTAVO_BYTES == 64
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return to_float(reinterpret_cast<I>(_mm512_cvtepi8_epi32(bytes)));
+#elif defined(__AVX2__) && OCTAVO_BYTES == 32
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return to_float(reinterpret_cast<I>(_mm256_cvtepi8_epi32(bytes)));
+#else
+  typedef int8_t S __attribute__((vector_size(kLanes)));
+  typedef S SUnaligned __attribute__((aligned(1), may_alias));
+  return __builtin_convertvector(*reinterpret_cast<const SUnaligned*>(from), F);
+#endif
+}
+
+// The one or two parts of each lane's word as floats.
+template <KVType type>
+OCTAVO_INLINE void load_words(const uint8_t* from, F& first, F& second) {
+  if constexpr (type == KVType::kI8) {
+    first = load_i8(from);
+  } else {
+    const U word = load_u32(from);
+    first = type == KVType::kF32 ? reinterpret_cast<F>(word) : lower_half(word);
+    if constexpr (type == KVType::kBF16) second = upper_half(word);
+  }
+}
+
+// The token that unit number `unit` of a sequence starts with, and the unit that a token is in.
+OCTAVO_INLINE int64_t token_of(const KVLayer& kv, int64_t unit) {
+  const int64_t per_block = kv.padded_slots / kLanes;
+  return unit / per_block * kv.block_size + unit % per_block * kLanes;
+}
+OCTAVO_INLINE int64_t unit_of(const KVLayer& kv, int64_t token) {
+  const int64_t per_block = kv.padded_slots / kLanes;
+  return token / kv.block_size * per_block + token % kv.block_size / kLanes;
+}
+
+// Lists the units from `token` to the end of its chunk or to `end`; moves `token` past them.
+template <KVType type>
+OCTAVO_INLINE int list_units(const KVLayer& kv, const AttendArgs& args, int64_t& token, int64_t end,
+                             Unit* units) {
   int count = 0;
-  while (count < kUnits && token < args.last_token) {
+  const int64_t first = unit_of(kv, token);
+  const int64_t stop = (first / kUnits + 1) * kUnits;
+  for (int64_t index = first; index < stop && token < end; ++index) {
     const int64_t block = args.block_table[token / kv.block_size];
-    const int64_t vector = token % kv.block_size / kLanes;
-    const int64_t slot = vector * kLanes;
+    const int64_t slot = token % kv.block_size / kLanes * kLanes;
     Unit& unit = units[count++];
     unit.token = token / kv.block_size * kv.block_size + slot;
-    unit.count = smaller(smaller(kLanes, kv.block_size - slot), args.last_token - unit.token);
-    unit.keys = kv.key(block, args.kv_head) + slot * 4;
-    // Both layouts take `dim` 4-byte words a step; a bfloat16 step is two tokens.
-    const int64_t step = kv.type == KVType::kF32 ? slot : slot / 2;
-    unit.values = kv.value(block, args.kv_head) + step * kv.dim * 4;
+    unit.count = smaller(smaller(kLanes, kv.block_size - slot), end - unit.token);
+    const uint8_t* keys = kv.key(block, args.kv_head);
+    const uint8_t* values = kv.value(block, args.kv_head);
+    unit.keys = keys + slot * word_bytes(type);
+    unit.values = values + slot / word_parts(type) * kv.dim * word_bytes(type);
+    unit.key_scales = reinterpret_cast<const float*>(keys + kv.key_scales) + slot;
+    unit.value_scales = reinterpret_cast<const float*>(values + kv.value_scales) + slot;
     token = unit.token + unit.count;
   }
   return count;
@@ -90,12 +157,13 @@ constexpr int vectors_for(int rows) {
   return rows * 4 <= 2 * kQueryTile ? 4 : rows * 2 <= 2 * kQueryTile ? 2 : 1;
 }
 
-// Scores of M query vectors against `count` units.
+// Scores of M query vectors against `count` units; int8 keys are yet to be scaled.
 template <KVType type, int M>
 OCTAVO_INLINE void score_tile(const KVLayer& kv, const float* tile, const Unit* units, int count,
-                              int64_t dim, float* scores) {
+                              float* scores) {
   constexpr int N = vectors_for(M);
-  const int64_t stride = kv.padded_slots * 4;
+  constexpr int step = word_parts(type);
+  const int64_t stride = kv.padded_slots * word_bytes(type);
   for (int u = 0; u < count; u += N) {
     const uint8_t* keys[N];
     const uint8_t* next[N];  // blocks lie anywhere: only the block table knows what comes next
@@ -108,29 +176,26 @@ OCTAVO_INLINE void score_tile(const KVLayer& kv, const float* tile, const Unit* 
     for (int m = 0; m < M; ++m)
 #pragma GCC unroll 4
       for (int n = 0; n < N; ++n) sum[m][n] = F{};
-    constexpr int step = type == KVType::kF32 ? 1 : 2;
     int64_t at = 0;
-    for (int64_t d = 0; d < dim; d += step, at += stride) {
-      F low[N], high[N];
+    for (int64_t d = 0; d < kv.dim; d += step, at += stride) {
+      F first[N], second[N];
 #pragma GCC unroll 4
       for (int n = 0; n < N; ++n) {
-        const U word = load_u32(keys[n] + at);
-        __builtin_prefetch(next[n] + at);
-        low[n] = type == KVType::kF32 ? reinterpret_cast<F>(word) : lower_half(word);
-        high[n] = upper_half(word);
+        load_words<type>(keys[n] + at, first[n], second[n]);
+        if (type != KVType::kI8 || d % 4 == 0) __builtin_prefetch(next[n] + at);
       }
 #pragma GCC unroll 16
       for (int m = 0; m < M; ++m) {
         const F q = splat(tile[d * M + m]);
 #pragma GCC unroll 4
-        for (int n = 0; n < N; ++n) sum[m][n] += q * low[n];
+        for (int n = 0; n < N; ++n) sum[m][n] += q * first[n];
       }
-      if constexpr (type == KVType::kBF16) {
+      if constexpr (step == 2) {
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
           const F q = splat(tile[(d + 1) * M + m]);
 #pragma GCC unroll 4
-          for (int n = 0; n < N; ++n) sum[m][n] += q * high[n];
+          for (int n = 0; n < N; ++n) sum[m][n] += q * second[n];
         }
       }
     }
@@ -143,12 +208,21 @@ OCTAVO_INLINE void score_tile(const KVLayer& kv, const float* tile, const Unit* 
   }
 }
 
-// Turns one vector's scores into weights; returns the factor for what was summed before.
+// exp(x), and exactly 0 for what is out of its range below.
+OCTAVO_INLINE F weight_of(F x) {
+  const F p = exp_of(x);
+  return as_float(as_int(p) & ~(x < splat(-87.3f)));
+}
+
+// Turns one vector's scores into weights of the values as they are stored; returns the factor for
+// what was summed before.
+template <KVType type>
 OCTAVO_INLINE float soften(const AttentionShape& shape, const Unit* units, int count, Span span,
                            float* scores, float* maximum, float* weight) {
   F most = splat(-__builtin_inff());
   for (int u = 0; u < count; ++u) {
     F score = load(scores + u * kLanes);
+    if constexpr (type == KVType::kI8) score *= load(units[u].key_scales);
     if (shape.softcap != 0.0f) score = shape.softcap * tanh_of(score / shape.softcap);
     const int64_t first = span.first - units[u].token;
     const int64_t last = smaller(units[u].count, span.last - units[u].token);
@@ -168,8 +242,9 @@ OCTAVO_INLINE float soften(const AttentionShape& shape, const Unit* units, int c
   const float reference = now > -__builtin_inff() ? now : 0.0f;
   F total = F{};
   for (int u = 0; u < count; ++u) {
-    const F p = exp_of(load(scores + u * kLanes) - reference);
+    F p = weight_of(load(scores + u * kLanes) - reference);
     total += p;
+    if constexpr (type == KVType::kI8) p *= load(units[u].value_scales);
     store(scores + u * kLanes, p);
   }
   const float factor = exp_of(splat(before - reference))[0];
@@ -187,33 +262,33 @@ OCTAVO_INLINE void value_tile(const Unit* units, int count, const float* scores,
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) sum[m][n] = load(sums + m * padded + d + n * kLanes) * factors[m];
+  constexpr int step = word_parts(type);
+  constexpr int64_t bytes = word_bytes(type);
   for (int u = 0; u < count; ++u) {
-    const uint8_t* values = units[u].values + d * 4;
+    const uint8_t* values = units[u].values + d * bytes;
     const int64_t ahead = units[u + 1 < count ? u + 1 : u].values - units[u].values;
     const float* p = scores + u * kLanes;
-    constexpr int step = type == KVType::kF32 ? 1 : 2;
-    for (int64_t t = 0; t < units[u].count; t += step, values += dim * 4, p += step) {
-      U words[N];
-      F low[N];
+    for (int64_t t = 0; t < units[u].count; t += step, values += dim * bytes, p += step) {
+      F first[N], second[N];
 #pragma GCC unroll 4
       for (int n = 0; n < N; ++n) {
-        words[n] = load_u32(values + n * kLanes * 4);
-        __builtin_prefetch(values + ahead + n * kLanes * 4);
-        low[n] = type == KVType::kF32 ? reinterpret_cast<F>(words[n]) : lower_half(words[n]);
+        const uint8_t* word = values + n * kLanes * bytes;
+        load_words<type>(word, first[n], second[n]);
+        if (type != KVType::kI8 || n == 0) __builtin_prefetch(word + ahead);
       }
 #pragma GCC unroll 16
       for (int m = 0; m < M; ++m) {
         const F weight = splat(p[m * kScoreTokens]);
 #pragma GCC unroll 4
-        for (int n = 0; n < N; ++n) sum[m][n] += weight * low[n];
+        for (int n = 0; n < N; ++n) sum[m][n] += weight * first[n];
       }
       // The slot after the last token may hold another sequence's NaN: a weight of 0 would not do.
-      if (type == KVType::kF32 || t + 1 == units[u].count) continue;
+      if (step == 1 || t + 1 == units[u].count) continue;
 #pragma GCC unroll 16
       for (int m = 0; m < M; ++m) {
         const F weight = splat(p[m * kScoreTokens + 1]);
 #pragma GCC unroll 4
-        for (int n = 0; n < N; ++n) sum[m][n] += weight * upper_half(words[n]);
+        for (int n = 0; n < N; ++n) sum[m][n] += weight * second[n];
       }
     }
   }
@@ -228,24 +303,23 @@ static __attribute__((noinline)) void attend_tile(const KVLayer& kv, const Atten
                                                   const AttendArgs& args, const QuerySet& set,
                                                   int64_t first, const Unit* units, int count) {
   Span spans[M];
-  int64_t last_seen = 0;
+  int64_t first_seen = args.last_token, last_seen = 0;
   for (int m = 0; m < M; ++m) {
     spans[m] = visible(args, shape, (first + m) / set.heads);
+    first_seen = smaller(first_seen, spans[m].first);
     last_seen = larger(last_seen, spans[m].last);
   }
   while (count > 0 && units[count - 1].token >= last_seen) --count;
-  int skipped = 0;  // the first vector's window reaches back furthest
-  while (skipped < count && units[skipped].token + units[skipped].count <= spans[0].first)
-    ++skipped;
+  int skipped = 0;
+  while (skipped < count && units[skipped].token + units[skipped].count <= first_seen) ++skipped;
   units += skipped;
   count -= skipped;
   if (count == 0) return;
-  score_tile<type, M>(kv, set.queries + first * set.even_dim, units, count, set.even_dim,
-                      set.scores);
+  score_tile<type, M>(kv, set.queries + first * set.even_dim, units, count, set.scores);
   float factors[M];
   for (int m = 0; m < M; ++m)
-    factors[m] = soften(shape, units, count, spans[m], set.scores + m * kScoreTokens,
-                        set.maxima + first + m, set.weights + first + m);
+    factors[m] = soften<type>(shape, units, count, spans[m], set.scores + m * kScoreTokens,
+                              set.maxima + first + m, set.weights + first + m);
   constexpr int N = vectors_for(M);
   float* sums = set.sums + first * set.padded_dim;
   int64_t d = 0;
@@ -265,56 +339,92 @@ OCTAVO_INLINE void attend_tile_of(int64_t vectors, const KVLayer& kv, const Atte
     attend_tile_of<type, M - 1>(vectors, kv, shape, args, set, first, units, count);
 }
 
-static void finish_attention(const AttendArgs& args, const QuerySet& set) {
-  for (int64_t v = 0; v < set.vectors; ++v) {
-    const float* sums = set.sums + v * set.padded_dim;
-    if (args.partial) {
-      float* partial = args.partial + v * (set.dim + 2);
-      __builtin_memcpy(partial, sums, set.dim * 4);
-      partial[set.dim] = set.maxima[v];
-      partial[set.dim + 1] = set.weights[v];
-      continue;
-    }
-    const float factor = 1.0f / set.weights[v];
-    float* out = args.out + v / set.heads * args.out_stride + v % set.heads * set.dim;
-    over_vectors(sums, set.dim, out, [&](int64_t, F sum) { return sum * factor; });
+// Adds the state of later tokens to a state. A state that has seen nothing changes nothing.
+static __attribute__((noinline)) void join_state(float* sums, float* maximum, float* weight,
+                                                 const float* more, float more_maximum,
+                                                 float more_weight, int64_t dim) {
+  const float most = more_maximum > *maximum ? more_maximum : *maximum;
+  const float reference = most > -__builtin_inff() ? most : 0.0f;
+  const float keep = exp_of(splat(*maximum - reference))[0];
+  const float factor = exp_of(splat(more_maximum - reference))[0];
+  *maximum = most;
+  *weight = *weight * keep + more_weight * factor;
+  over_vectors(more, dim, sums, [&](int64_t at, F sum) {
+    return load_upto(sums, at, dim) * keep + sum * factor;
+  });
+}
+
+static void finish_vector(const float* sums, float weight, int64_t dim, float* out) {
+  const float factor = 1.0f / weight;
+  over_vectors(sums, dim, out, [&](int64_t, F sum) { return sum * factor; });
+}
+
+// Leaves the state of segment number `segment` of the call where the caller wants it.
+static void save_segment(const AttendArgs& args, const QuerySet& set, int64_t segment) {
+  float* to = args.partial + segment * set.vectors * (set.dim + 2);
+  for (int64_t v = 0; v < set.vectors; ++v, to += set.dim + 2) {
+    __builtin_memcpy(to, set.sums + v * set.padded_dim, set.dim * 4);
+    to[set.dim] = set.maxima[v];
+    to[set.dim + 1] = set.weights[v];
   }
+}
+
+static void join_segment(QuerySet& set, int64_t segment) {
+  if (segment == 0) {
+    const auto swap = [](float*& a, float*& b) { float* c = a; a = b; b = c; };
+    swap(set.sums, set.joined_sums);
+    swap(set.maxima, set.joined_maxima);
+    swap(set.weights, set.joined_weights);
+    return;
+  }
+  for (int64_t v = 0; v < set.vectors; ++v)
+    join_state(set.joined_sums + v * set.padded_dim, set.joined_maxima + v, set.joined_weights + v,
+               set.sums + v * set.padded_dim, set.maxima[v], set.weights[v], set.dim);
 }
 
 template <KVType type>
 static void attend_with(const KVLayer& kv, const AttentionShape& shape, const AttendArgs& args) {
-  const QuerySet set = make_query_set(shape, args);
+  QuerySet set = make_query_set(shape, args);
   Unit units[kUnits];
-  for (int64_t token = args.first_token; token < args.last_token;) {
-    const int count = list_units(kv, args, token, units);
-    for (int64_t first = 0; first < set.vectors; first += kQueryTile)
-      attend_tile_of<type, kQueryTile>(smaller(kQueryTile, set.vectors - first), kv, shape, args,
-                                       set, first, units, count);
+  int64_t segment = 0;
+  for (int64_t token = args.first_token; token < args.last_token; ++segment) {
+    int64_t end = args.last_token;
+    if (args.segment_units > 0) {
+      const int64_t next = (unit_of(kv, token) / args.segment_units + 1) * args.segment_units;
+      end = smaller(end, token_of(kv, next));
+    }
+    start_segment(set);
+    while (token < end) {
+      const int count = list_units<type>(kv, args, token, end, units);
+      for (int64_t first = 0; first < set.vectors; first += kQueryTile)
+        attend_tile_of<type, kQueryTile>(smaller(kQueryTile, set.vectors - first), kv, shape, args,
+                                         set, first, units, count);
+    }
+    if (args.partial)
+      save_segment(args, set, segment);
+    else
+      join_segment(set, segment);
   }
-  finish_attention(args, set);
+  if (args.partial) return;
+  for (int64_t v = 0; v < set.vectors; ++v)
+    finish_vector(set.joined_sums + v * set.padded_dim, set.joined_weights[v], set.dim,
+                  args.out + batch_row(args, v / set.heads) * args.out_stride +
+                      v % set.heads * set.dim);
 }
 
 static void attend(const KVLayer& kv, const AttentionShape& shape, const AttendArgs& args) {
-  if (kv.type == KVType::kF32)
-    attend_with<KVType::kF32>(kv, shape, args);
-  else
-    attend_with<KVType::kBF16>(kv, shape, args);
+  switch (kv.type) {
+    case KVType::kF32: return attend_with<KVType::kF32>(kv, shape, args);
+    case KVType::kBF16: return attend_with<KVType::kBF16>(kv, shape, args);
+    case KVType::kI8: return attend_with<KVType::kI8>(kv, shape, args);
+  }
 }
 
-// Joins partial states of one query vector exactly: as if one call had seen all tokens.
+// Joins states of one query vector, in the order of their tokens, as `attend` joins segments.
 static void softmax_merge(const float* const* partials, int64_t count, int64_t dim, float* out) {
-  float most = -__builtin_inff();
-  for (int64_t i = 0; i < count; ++i)
-    most = partials[i][dim] > most ? partials[i][dim] : most;
-  float weight = 0.0f;
-  for (int64_t d = 0; d < dim; ++d) out[d] = 0.0f;
-  for (int64_t i = 0; i < count; ++i) {
-    const float factor = exp_of(splat(partials[i][dim] - most))[0];
-    weight += factor * partials[i][dim + 1];
-    over_vectors(partials[i], dim, out, [&](int64_t at, F sum) {
-      return load_upto(out, at, dim) + sum * factor;
-    });
-  }
-  const float factor = 1.0f / weight;
-  over_vectors(out, dim, out, [&](int64_t, F sum) { return sum * factor; });
+  __builtin_memcpy(out, partials[0], dim * 4);
+  float maximum = partials[0][dim], weight = partials[0][dim + 1];
+  for (int64_t i = 1; i < count; ++i)
+    join_state(out, &maximum, &weight, partials[i], partials[i][dim], partials[i][dim + 1], dim);
+  finish_vector(out, weight, dim, out);
 }

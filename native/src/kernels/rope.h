@@ -15,7 +15,31 @@ OCTAVO_INLINE void rotate_head(float* head, const float* cos, const float* sin, 
   }
 }
 
+// Symmetric int8 with one scale, which is returned: max / 127. As in `quantise`, values that hold
+// NaN or infinity get a scale of NaN, and those too small for a reciprocal count as zeros.
+OCTAVO_INLINE float quantise_head(const float* x, int64_t dim, uint8_t* to, int64_t stride) {
+  I most = I{};
+  for (int64_t i = 0; i < dim; i += kLanes)
+    most = larger(most, as_int(load_upto(x, i, dim)) & 0x7fffffff);
+  float largest;
+  const int32_t bits = max_of(most);
+  __builtin_memcpy(&largest, &bits, 4);
+  const float inverse = largest > 1e-36f ? 127.0f / largest : 0.0f;
+  for (int64_t i = 0; i < dim; i += kLanes) {
+    const I q = nearest(load_upto(x, i, dim) * inverse);
+    const int64_t count = smaller(kLanes, dim - i);
+    for (int64_t lane = 0; lane < count; ++lane)
+      to[(i + lane) * stride] = static_cast<uint8_t>(q[lane]);
+  }
+  return bits < 0x7f800000 ? largest / 127.0f : __builtin_nanf("");
+}
+
 OCTAVO_INLINE void store_key(const KVLayer& kv, uint8_t* to, int64_t offset, const float* key) {
+  if (kv.type == KVType::kI8) {
+    reinterpret_cast<float*>(to + kv.key_scales)[offset] =
+        quantise_head(key, kv.dim, to + offset, kv.padded_slots);
+    return;
+  }
   if (kv.type == KVType::kF32) {
     auto* keys = reinterpret_cast<float*>(to) + offset;
     for (int64_t d = 0; d < kv.dim; ++d) keys[d * kv.padded_slots] = key[d];
@@ -31,6 +55,11 @@ OCTAVO_INLINE void store_key(const KVLayer& kv, uint8_t* to, int64_t offset, con
 
 OCTAVO_INLINE void store_value(const KVLayer& kv, uint8_t* to, int64_t offset,
                                const float* value) {
+  if (kv.type == KVType::kI8) {
+    reinterpret_cast<float*>(to + kv.value_scales)[offset] =
+        quantise_head(value, kv.dim, to + offset * kv.dim, 1);
+    return;
+  }
   if (kv.type == KVType::kF32) {
     __builtin_memcpy(to + offset * kv.dim * 4, value, kv.dim * 4);
     return;

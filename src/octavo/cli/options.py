@@ -66,6 +66,13 @@ Quantization = Annotated[
         "also round activations to 8 bits: faster, less exact. auto: none."
     ),
 ]
+KVCacheDtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "int8"],
+    typer.Option(
+        help="Number format of KV; int8 has a scale per token and head: half of bfloat16's memory, "
+        "less exact. auto: that of --dtype."
+    ),
+]
 Threads = Annotated[
     int, typer.Option(min=0, help="Threads of a step; 0: all that this process may use.")
 ]

@@ -11,7 +11,7 @@ from octavo.cli.console import byte_progress, spinner
 from octavo.core.events import NullObserver
 from octavo.core.sampling import SamplingParams
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.backends import DtypeName, QuantizationName
+from octavo.engine.backends import DtypeName, KVCacheDtypeName, QuantizationName
 from octavo.engine.factory import EngineSettings, async_engine, build_engine
 from octavo.engine.outputs import GenerationDelta
 from octavo.models.source import (
@@ -29,6 +29,7 @@ class EngineChoices:
     backend: str
     dtype: DtypeName
     quantization: QuantizationName
+    kv_cache_dtype: KVCacheDtypeName
     threads: int
     cpu_affinity: tuple[int, ...] | None
     packed_cache: bool
@@ -123,6 +124,7 @@ def open_session(model: str, choices: EngineChoices) -> Iterator[Session]:
         backend=choices.backend,
         dtype=choices.dtype,
         quantization=choices.quantization,
+        kv_cache_dtype=choices.kv_cache_dtype,
         threads=choices.threads,
         cpu_affinity=choices.cpu_affinity,
         packed_cache_dir=find_packed_cache(choices.packed_cache),

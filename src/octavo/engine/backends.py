@@ -1,17 +1,17 @@
 """Which backend computes, and in which number formats."""
 
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import dataclass, replace
+from typing import Final, Literal, get_args
 
 from octavo.core.errors import SettingError
 from octavo.kernels.native.loading import is_built, require_built
 from octavo.kernels.native.options import NativeOptions
 from octavo.kernels.numpy_backend import NumpyBackend
-from octavo.kernels.ops import Backend
+from octavo.kernels.ops import Backend, KVDtype
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
 QuantizationName = Literal["auto", "none", "file", "int8"]
-KVDtype = Literal["float32", "bfloat16"]
+KVCacheDtypeName = Literal["auto", "float32", "bfloat16", "int8"]
 BACKENDS: Final = ("auto", "native", "numpy")
 
 
@@ -21,12 +21,17 @@ class Compute:
 
     backend: Backend
     kv_dtype: KVDtype
+    """Number format of KV; KV in another format is other KV."""
     precision: str
     """How weights are held; KV computed in another precision is other KV."""
 
 
 def choose_backend(
-    name: str, dtype: DtypeName, quantization: QuantizationName, options: NativeOptions
+    name: str,
+    dtype: DtypeName,
+    quantization: QuantizationName,
+    options: NativeOptions,
+    kv_cache_dtype: KVCacheDtypeName = "auto",
 ) -> Compute:
     """Make the backend that a user asks for (see ``EngineSettings`` for the meanings).
 
@@ -37,9 +42,17 @@ def choose_backend(
         raise SettingError(
             f"--backend must be one of {', '.join(BACKENDS)}, not {name!r}.", name="--backend"
         )
+    if kv_cache_dtype not in get_args(KVCacheDtypeName):
+        raise SettingError(
+            f"--kv-cache-dtype must be one of {', '.join(get_args(KVCacheDtypeName))}, "
+            f"not {kv_cache_dtype!r}.",
+            name="--kv-cache-dtype",
+        )
     if name == "numpy" or (name == "auto" and not is_built()):
-        return _numpy(dtype, quantization, options)
-    return _native(dtype, quantization, options)
+        compute = _numpy(dtype, quantization, options)
+    else:
+        compute = _native(dtype, quantization, options)
+    return compute if kv_cache_dtype == "auto" else replace(compute, kv_dtype=kv_cache_dtype)
 
 
 def _numpy(dtype: DtypeName, quantization: QuantizationName, options: NativeOptions) -> Compute:
@@ -50,7 +63,7 @@ def _numpy(dtype: DtypeName, quantization: QuantizationName, options: NativeOpti
             f"--quantization {quantization} needs the native backend; numpy computes with none.",
             name="--quantization",
         )
-    chosen: KVDtype = "float32" if dtype == "auto" else dtype
+    chosen = "float32" if dtype == "auto" else dtype
     return Compute(NumpyBackend(chosen), chosen, chosen)
 
 
@@ -59,8 +72,6 @@ def _native(dtype: DtypeName, quantization: QuantizationName, options: NativeOpt
     from octavo.kernels.native.backend import NativeBackend
     from octavo.kernels.native.weights import Precision
 
-    kv_dtype: KVDtype = "bfloat16" if dtype == "auto" else dtype
-    precision: Precision = kv_dtype
-    if quantization in ("file", "int8"):
-        precision = quantization
-    return Compute(NativeBackend(precision, options), kv_dtype, precision)
+    chosen = "bfloat16" if dtype == "auto" else dtype
+    precision: Precision = quantization if quantization in ("file", "int8") else chosen
+    return Compute(NativeBackend(precision, options), chosen, precision)

@@ -14,7 +14,7 @@ from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.backends import (
     Compute,
     DtypeName,
-    KVDtype,
+    KVCacheDtypeName,
     QuantizationName,
     choose_backend,
 )
@@ -24,7 +24,6 @@ from octavo.engine.memory import available_memory_bytes
 from octavo.engine.outputs import ModelInfo
 from octavo.engine.requests import RequestBuilder
 from octavo.kernels.native.options import NativeOptions, PackedCache
-from octavo.kernels.ops import KVSpec
 from octavo.kvcache.manager import KVCacheManager
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.decoder import Decoder, build_decoder, kv_spec
@@ -60,6 +59,9 @@ class EngineSettings:
     """What meets what in products. ``none``: weights in ``dtype``. ``file``: weights as the file
     has them, and ``int8``: 8 bits a weight, both with activations of 8 bits, scaled by the 32:
     faster, less exact. ``auto``: none."""
+    kv_cache_dtype: KVCacheDtypeName = "auto"
+    """Number format of KV; ``auto``: that of ``dtype``. ``int8`` has a scale for each token and KV
+    head: half the memory of bfloat16, less exact."""
     threads: int = 0
     """Threads of a step; 0: as many as affinity and container limits allow."""
     cpu_affinity: tuple[int, ...] | None = None
@@ -130,8 +132,9 @@ def build_engine(settings: EngineSettings, observer: Observer) -> EngineParts:
         settings.dtype,
         settings.quantization,
         _native_options(settings, checkpoint),
+        settings.kv_cache_dtype,
     )
-    cache_config, scheduler_config = _configs(settings, checkpoint, tokenizer, compute.kv_dtype)
+    cache_config, scheduler_config = _configs(settings, checkpoint, tokenizer, compute)
     decoder = build_decoder(checkpoint.config, checkpoint.tensors, compute.backend)
     grammars = GrammarCompiler(
         Vocabulary(tokenizer, scheduler_config.vocab_size, scheduler_config.end_token_ids)
@@ -183,16 +186,17 @@ def _configs(
     settings: EngineSettings,
     checkpoint: Checkpoint,
     tokenizer: Tokenizer,
-    dtype: KVDtype,
+    compute: Compute,
 ) -> tuple[CacheConfig, SchedulerConfig]:
     if settings.block_size < 1:
         raise SettingError(
             f"--block-size must be at least 1, not {settings.block_size}.", name="--block-size"
         )
     max_model_len = _max_model_len(settings, checkpoint)
-    spec = kv_spec(checkpoint.config, settings.block_size, dtype)
+    spec = kv_spec(checkpoint.config, settings.block_size, compute.kv_dtype)
+    block_bytes = compute.backend.kv_block_bytes(spec)
     cache = CacheConfig(
-        num_blocks=_num_blocks(settings, spec, max_model_len),
+        num_blocks=_num_blocks(settings, block_bytes, max_model_len),
         block_size=settings.block_size,
         enable_prefix_caching=settings.enable_prefix_caching,
         prefix_cache=settings.prefix_cache,
@@ -233,22 +237,22 @@ def _max_model_len(settings: EngineSettings, checkpoint: Checkpoint) -> int:
     return settings.max_model_len
 
 
-def _num_blocks(settings: EngineSettings, spec: KVSpec, max_model_len: int) -> int:
+def _num_blocks(settings: EngineSettings, block_bytes: int, max_model_len: int) -> int:
     asked = settings.kv_cache_memory_bytes
     available = available_memory_bytes()
     if asked is None:
         budget = min(DEFAULT_KV_BYTES, int(available * KV_MEMORY_SHARE))
-        if spec.block_bytes > budget:
+        if block_bytes > budget:
             raise SettingError(
-                f"--block-size {settings.block_size} makes a block of {spec.block_bytes} bytes, "
+                f"--block-size {settings.block_size} makes a block of {block_bytes} bytes, "
                 f"but there are {budget} for KV: choose a smaller block.",
                 name="--block-size",
             )
-        per_sequence = -(-max_model_len // spec.block_size)
-        return min(budget // spec.block_bytes, settings.max_num_seqs * per_sequence)
-    if asked < spec.block_bytes:
+        per_sequence = -(-max_model_len // settings.block_size)
+        return min(budget // block_bytes, settings.max_num_seqs * per_sequence)
+    if asked < block_bytes:
         raise SettingError(
-            f"--kv-cache-memory-bytes must hold at least one block of {spec.block_bytes} bytes, "
+            f"--kv-cache-memory-bytes must hold at least one block of {block_bytes} bytes, "
             f"not {asked}.",
             name="--kv-cache-memory-bytes",
         )
@@ -258,7 +262,7 @@ def _num_blocks(settings: EngineSettings, spec: KVSpec, max_model_len: int) -> i
             f"available, not {asked}.",
             name="--kv-cache-memory-bytes",
         )
-    return asked // spec.block_bytes
+    return asked // block_bytes
 
 
 def _runner(

@@ -23,7 +23,7 @@ class NumpyBackend:
     """Implements ``Backend`` in numpy, all arithmetic in float32.
 
     ``dtype`` is the precision of weights: ``bfloat16`` rounds each weight to bfloat16 as it is
-    packed. The precision of KV is ``KVSpec.dtype``; in bfloat16 it takes 16 bits a value.
+    packed. The precision of KV is ``KVSpec.dtype``; it takes as many bits as the format has.
 
     Memory: whatever a file's encoding, a packed weight takes 4 bytes a value (540 MB for a model of
     135 million), and an embedding table that is tied to the head is held once.
@@ -57,6 +57,10 @@ class NumpyBackend:
     def vector(self, tensor: WeightTensor, *, offset: float = 0.0) -> Float32:
         """Decode a norm's weight and add ``offset``."""
         return self._decode(tensor) + np.float32(offset)
+
+    def kv_block_bytes(self, spec: KVSpec) -> int:
+        """Return ``spec.block_bytes``: nothing is padded."""
+        return spec.block_bytes
 
     def allocate_kv(self, spec: KVSpec, num_blocks: int) -> None:
         """Allocate zeroed KV; whatever an earlier call allocated is dropped."""

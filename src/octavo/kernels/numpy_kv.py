@@ -4,13 +4,14 @@ import contextlib
 import math
 import mmap
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.plan import BlockCopy
-from octavo.kernels.ops import KVSpec
+from octavo.kernels.ops import KVDtype, KVSpec
 
 Float32 = NDArray[np.float32]
 
@@ -45,56 +46,101 @@ def lazy_zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
     return np.frombuffer(memory, dtype).reshape(shape)
 
 
+def quantise_int8(values: Float32) -> tuple[NDArray[np.int8], Float32]:
+    """Return int8 values of the same shape, and their scale along the last axis: max / 127.
+
+    Vectors that hold NaN or infinity get a scale of NaN; vectors of almost nothing become zeros.
+    """
+    largest = np.abs(values).max(axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        inverse = np.where(largest > 1e-36, np.float32(127) / largest, np.float32(0))
+        # Exact products, rounded once, as a fused multiplication and addition does it.
+        exact = values.astype(np.float64) * inverse[..., None].astype(np.float64)
+        rounded = np.rint(np.nan_to_num(exact)).astype(np.int8)
+    scales = np.where(np.isfinite(largest), largest / np.float32(127), np.float32(np.nan))
+    return rounded, scales.astype(np.float32)
+
+
+_STORED: Final[dict[KVDtype, type[np.generic]]] = {
+    "float32": np.float32,
+    "bfloat16": np.uint16,
+    "int8": np.int8,
+}
+
+
 class NumpyKV:
-    """Keys and values of every block in every layer, in float32 or bfloat16.
+    """Keys and values of every block in every layer, in float32, bfloat16 or int8.
 
     Stored as ``[layers, kv_heads, blocks, block_size, head_dim]``, so that the gathered blocks of a
-    sequence are one matrix per head. Memory starts as zeros, but a block that is used again keeps
-    its last owner's values past the new owner's tokens: readers must not let them through.
+    sequence are one matrix per head; scales of int8 likewise, without the last axis. Memory starts
+    as zeros, but a block that is used again keeps its last owner's values past the new owner's
+    tokens: readers must not let them through.
     """
 
     def __init__(self, spec: KVSpec, num_blocks: int) -> None:
-        shape = (
-            spec.num_layers,
-            spec.num_kv_heads,
-            num_blocks,
-            spec.block_size,
-            spec.head_dim,
-        )
         self.spec = spec
-        dtype = np.float32 if spec.dtype == "float32" else np.uint16
-        self._keys = lazy_zeros(shape, dtype)
-        self._values = lazy_zeros(shape, dtype)
+        slots = (spec.num_layers, spec.num_kv_heads, num_blocks, spec.block_size)
+        stored = _STORED[spec.dtype]
+        self._keys, self._values = (
+            _Stored(
+                lazy_zeros((*slots, spec.head_dim), stored),
+                lazy_zeros(slots, np.float32) if spec.dtype == "int8" else None,
+            )
+            for _ in range(2)
+        )
 
     def store(self, layer: int, slots: NDArray[np.int32], keys: Float32, values: Float32) -> None:
         """Write ``keys`` and ``values``, both ``[N, kv_heads, head_dim]``, into ``slots``."""
-        if self.spec.dtype == "bfloat16":
-            self._write(self._keys[layer], slots, round_to_bfloat16(keys))
-            self._write(self._values[layer], slots, round_to_bfloat16(values))
-        else:
-            self._write(self._keys[layer], slots, keys)
-            self._write(self._values[layer], slots, values)
+        self._keys.write(layer, slots, keys)
+        self._values.write(layer, slots, values)
 
     def gather(self, layer: int, block_ids: NDArray[np.int32]) -> tuple[Float32, Float32]:
         """Return copies of keys and values, ``[kv_heads, *tables, width * block_size, head_dim]``.
 
         ``block_ids`` is ``[*tables, width]``: a table or several of equal width.
         """
-        heads, _, size, dim = self._keys.shape[1:]
-        shape = (heads, *block_ids.shape[:-1], block_ids.shape[-1] * size, dim)
-        keys = np.take(self._keys[layer], block_ids, axis=1).reshape(shape)
-        values = np.take(self._values[layer], block_ids, axis=1).reshape(shape)
-        if self.spec.dtype == "bfloat16":
-            return from_bfloat16(keys), from_bfloat16(values)
-        return keys, values
+        return self._keys.read(layer, block_ids), self._values.read(layer, block_ids)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks, one after the other in the order given."""
         for copy in copies:
-            self._keys[:, :, copy.target] = self._keys[:, :, copy.source]
-            self._values[:, :, copy.target] = self._values[:, :, copy.source]
+            self._keys.copy(copy)
+            self._values.copy(copy)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stored:
+    """Keys or values as they lie in memory, and their scales where they have some."""
+
+    data: NDArray[Any]
+    scales: Float32 | None
+
+    def write(self, layer: int, slots: NDArray[np.int32], new: Float32) -> None:
+        if self.scales is not None:
+            quantised, scales = quantise_int8(new)
+            self._put(self.scales[layer], slots, scales)
+            self._put(self.data[layer], slots, quantised)
+        elif self.data.dtype == np.uint16:
+            self._put(self.data[layer], slots, round_to_bfloat16(new))
+        else:
+            self._put(self.data[layer], slots, new)
+
+    def read(self, layer: int, block_ids: NDArray[np.int32]) -> Float32:
+        heads, _, size, dim = self.data.shape[1:]
+        shape = (heads, *block_ids.shape[:-1], block_ids.shape[-1] * size)
+        data = np.take(self.data[layer], block_ids, axis=1).reshape(*shape, dim)
+        if self.scales is not None:
+            scales: Float32 = np.take(self.scales[layer], block_ids, axis=1)
+            widened: Float32 = data.astype(np.float32) * scales.reshape(*shape, 1)
+            return widened
+        return from_bfloat16(data) if data.dtype == np.uint16 else data
+
+    def copy(self, copy: BlockCopy) -> None:
+        self.data[:, :, copy.target] = self.data[:, :, copy.source]
+        if self.scales is not None:
+            self.scales[:, :, copy.target] = self.scales[:, :, copy.source]
 
     @staticmethod
-    def _write(memory: NDArray[Any], slots: NDArray[np.int32], new: NDArray[Any]) -> None:
-        heads, _, _, dim = memory.shape
-        memory.reshape(heads, -1, dim)[:, slots] = new.transpose(1, 0, 2)
+    def _put(memory: NDArray[Any], slots: NDArray[np.int32], new: NDArray[Any]) -> None:
+        """Write ``new [N, heads, ...]`` into ``memory [heads, blocks, block_size, ...]``."""
+        memory.reshape(len(memory), -1, *memory.shape[3:])[:, slots] = new.swapaxes(0, 1)

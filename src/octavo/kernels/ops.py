@@ -29,6 +29,10 @@ Weight = Any
 
 Activation = Literal["silu", "gelu_tanh"]
 
+KVDtype = Literal["float32", "bfloat16", "int8"]
+"""Number format of KV. int8 has one float32 scale for each token and KV head, of keys and of values
+each, as vLLM's ``int8_per_token_head``; scales are set as a token is written and never change."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope:
@@ -70,14 +74,17 @@ class KVSpec:
     num_kv_heads: int
     head_dim: int
     block_size: int
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: KVDtype = "float32"
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of K and V of one block over all layers."""
-        width = 4 if self.dtype == "float32" else 2
-        slot = 2 * self.num_kv_heads * self.head_dim * width
-        return self.num_layers * self.block_size * slot
+        """Bytes of K and V of one block over all layers, scales included, without padding."""
+        head = {
+            "float32": 4 * self.head_dim,
+            "bfloat16": 2 * self.head_dim,
+            "int8": self.head_dim + 4,
+        }[self.dtype]
+        return self.num_layers * self.block_size * 2 * self.num_kv_heads * head
 
 
 class Ops(Protocol):
@@ -136,6 +143,9 @@ class Backend(Protocol):
 
     def vector(self, tensor: WeightTensor, *, offset: float = 0.0) -> Weight:
         """Pack a norm's weight plus ``offset`` (Gemma stores its norms less one)."""
+
+    def kv_block_bytes(self, spec: KVSpec) -> int:
+        """Return the bytes that ``allocate_kv`` takes for each block, padding included."""
 
     def allocate_kv(self, spec: KVSpec, num_blocks: int) -> None:
         """Allocate the physical KV of ``num_blocks`` blocks; called once, before ``compile``."""

@@ -6,9 +6,8 @@ The families differ in data alone: which biases and norms are among the tensors,
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-from octavo.kernels.ops import Array, Attention, Backend, KVSpec, Ops, Rope, Weight
+from octavo.kernels.ops import Array, Attention, Backend, KVDtype, KVSpec, Ops, Rope, Weight
 from octavo.kernels.weights import WeightTensor
 from octavo.models.config import DecoderConfig
 from octavo.models.layers import AttentionBlock, DecoderLayer, MLPBlock, RMSNorm
@@ -36,14 +35,12 @@ class Decoder:
             x = layer.apply(ops, x)
         return self.norm.apply(ops, ops.logits_rows(x))
 
-    def kv_spec(self, block_size: int, dtype: Literal["float32", "bfloat16"]) -> KVSpec:
+    def kv_spec(self, block_size: int, dtype: KVDtype) -> KVSpec:
         """Return the shape of the KV that this decoder stores."""
         return kv_spec(self.config, block_size, dtype)
 
 
-def kv_spec(
-    config: DecoderConfig, block_size: int, dtype: Literal["float32", "bfloat16"]
-) -> KVSpec:
+def kv_spec(config: DecoderConfig, block_size: int, dtype: KVDtype) -> KVSpec:
     """Return the shape of the KV of a decoder that need not be built yet."""
     return KVSpec(config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
 

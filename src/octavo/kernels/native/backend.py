@@ -1,6 +1,7 @@
 """The native backend: a decoder's step as one call into C++."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +22,12 @@ from octavo.kernels.native.weights import (
     check_matrix,
     stack_vectors,
 )
-from octavo.kernels.ops import Forward, KVSpec, StepFunction
+from octavo.kernels.ops import Forward, KVDtype, KVSpec, StepFunction
 from octavo.kernels.sampling.numpy_sampler import NumpySampler
 from octavo.kernels.weights import WeightTensor
+
+_KV_TYPES: Final[dict[KVDtype, int]] = {"float32": 0, "bfloat16": 1, "int8": 2}
+"""Numbers of ``kernel_table.h``."""
 
 
 class NativeBackend:
@@ -96,19 +100,29 @@ class NativeBackend:
         values = stack_vectors([tensor]) + np.float32(offset)
         return VectorWeight(_native.Vector(np.ascontiguousarray(values, np.float32)))
 
-    def allocate_kv(self, spec: KVSpec, num_blocks: int) -> None:
-        """Allocate zeroed KV; whatever an earlier call allocated is dropped.
+    def kv_block_bytes(self, spec: KVSpec) -> int:
+        """Return the bytes of a block.
 
         Keys take whole vectors of slots: a block size that is no multiple of the vector (16 floats
         at most) costs the padding.
         """
+        return self._native.kv_block_bytes(
+            spec.num_layers,
+            spec.num_kv_heads,
+            spec.head_dim,
+            spec.block_size,
+            _KV_TYPES[spec.dtype],
+        )
+
+    def allocate_kv(self, spec: KVSpec, num_blocks: int) -> None:
+        """Allocate zeroed KV; whatever an earlier call allocated is dropped."""
         self._native.allocate_kv(
             spec.num_layers,
             spec.num_kv_heads,
             spec.head_dim,
             spec.block_size,
             num_blocks,
-            spec.dtype == "bfloat16",
+            _KV_TYPES[spec.dtype],
         )
         self._num_blocks = num_blocks
 
