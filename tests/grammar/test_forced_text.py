@@ -110,7 +110,8 @@ def follow(compiler: GrammarCompiler, spec: StructuredOutput, length: int) -> tu
     tokens: list[int] = []
     longest = 0
     while len(tokens) < length:
-        token = int(np.flatnonzero(row.mask(len(tokens)))[0])
+        allowed = np.unpackbits(row.mask(len(tokens)), bitorder="little")
+        token = int(np.flatnonzero(allowed)[0])
         accepted = row.accept(token)
         tokens += [token, *accepted.forced]
         longest = max(longest, len(accepted.forced))
