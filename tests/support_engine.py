@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from octavo.core.clock import Clock
@@ -117,6 +118,7 @@ def fake_parts(
             Intake(config, num_blocks * block_size, cache).resolve_max_tokens,
             clock,
             random.Random(0),
+            partial(tokenizer.encode, add_special_tokens=False, parse_special=False),
         ),
         info=info,
         observer=observer,

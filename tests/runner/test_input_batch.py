@@ -24,6 +24,7 @@ def make_rows(max_num_seqs: int = 4) -> SequenceRows:
         block_size=BLOCK_SIZE,
         max_model_len=100,
         max_num_seqs=max_num_seqs,
+        vocab_size=1000,
         sampler=NumpySampler(1000),
     )
 

@@ -118,6 +118,39 @@ async def test_finish_reasons_of_the_engine(tokenizer: Tokenizer) -> None:
         assert ignored["choices"][0]["finish_reason"] == "length"
 
 
+async def test_allowed_tokens_and_bad_words(tmp_path: Path) -> None:
+    """vLLM's fields: only allowed tokens come, no bad word does, whole or at its last token; both
+    hold for each of several choices, beside a grammar too, and an id outside of the vocabulary is
+    refused."""
+    async with serving(tiny(tmp_path)) as client:
+        body: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 30, "return_token_ids": True}
+        for extra in (
+            {"temperature": 0},
+            {"n": 3, "seed": 1},
+            {"n": 2, "seed": 2, "min_tokens": 9},
+        ):
+            allowed = await ask(
+                client, COMPLETIONS, allowed_token_ids=[65, 66, 67], **body, **extra
+            )
+            assert {i for c in allowed["choices"] for i in c["token_ids"]} <= {65, 66, 67}
+        free = await ask(client, COMPLETIONS, temperature=0, allowed_token_ids=[65, 66], **body)
+        text = free["choices"][0]["text"]
+        letters = {"structured_outputs": {"regex": "[AB]{20}"}, "temperature": 0}
+        for word in ("A", "B", "AB", "BA", "AAA", text[:2], text[-4:]):
+            bound = await ask(client, COMPLETIONS, bad_words=[word], **letters, **body)
+            assert len(bound["choices"][0]["text"]) == 20
+            assert word not in bound["choices"][0]["text"]
+            bad = {"bad_words": [word], "allowed_token_ids": [65, 66], "temperature": 0}
+            assert word not in (await ask(client, COMPLETIONS, **bad, **body))["choices"][0]["text"]
+        for refused in (
+            {"allowed_token_ids": [10**6]},
+            {"allowed_token_ids": [65], "use_beam_search": True},
+            {"bad_words": ["A"], "use_beam_search": True},
+            {"allowed_token_ids": [65], "bad_words": ["A"]},
+        ):
+            check_error(await client.post(COMPLETIONS, json={"prompt": "a", **refused}), 400)
+
+
 async def test_cached_tokens_are_reported(tokenizer: Tokenizer) -> None:
     """The second time, every full block but the last needed one comes from the cache, and the
     text is the same; another salt shares nothing."""

@@ -250,6 +250,15 @@ async def test_histories_as_clients_send_them_back() -> None:
         {"min_tokens": 20, "max_tokens": 10},
         {"stop_token_ids": "x"},
         {"stop_token_ids": [True]},
+        {"allowed_token_ids": []},
+        {"allowed_token_ids": [-1]},
+        {"allowed_token_ids": ["a"]},
+        {"bad_words": "word"},
+        {"bad_words": [""]},
+        {"bad_words": [" "]},
+        {"bad_words": [1]},
+        {"bad_words": ["x" * 300]},
+        {"bad_words": ["x"] * 1025},
         {"ignore_eos": 0},
         {"cache_salt": ""},
         {"prompt_logprobs": 21},
@@ -294,7 +303,7 @@ async def test_numbers_that_are_none(path: str, value: str, field: str) -> None:
         {"audio": {}},
         {"modalities": ["text", "audio"]},
         {"suffix": "x"},
-        {"bad_words": ["x"]},
+        {"stream_interval": 2},
         {"service_tier": "flex"},
         {"store": True},
         {"structured_outputs": {"regex": "a", "whitespace_pattern": " *"}},
@@ -830,7 +839,12 @@ async def test_every_sampling_field_reaches_the_engine() -> None:
         "ignore_eos": True,
         "skip_special_tokens": False,
     }
-    lists = {"stop": ["x", "y"], "stop_token_ids": [7]}
+    lists = {
+        "stop": ["x", "y"],
+        "stop_token_ids": [7],
+        "allowed_token_ids": [1, 2],
+        "bad_words": ["z"],
+    }
     engine = ScriptedEngine()
     for path in PATHS:
         assert (await post(engine, path, {**MINIMAL[path], **sent, **lists})).status_code == 200

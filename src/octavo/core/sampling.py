@@ -13,6 +13,8 @@ GREEDY_TEMPERATURE: Final = 1e-5
 """Temperatures below this are greedy: dividing by them would overflow float32."""
 
 MAX_STOP_STRINGS: Final = 16
+MAX_BAD_WORDS: Final = 1024
+MAX_BAD_WORD_CHARS: Final = 256
 MAX_SEED: Final = 2**64
 
 Pooling = Literal["last", "mean"]
@@ -60,6 +62,14 @@ class SamplingParams:
     """Divides (or multiplies, if negative) logits of tokens in the prompt or output."""
     logit_bias: Mapping[TokenId, float] = field(default_factory=lambda: MappingProxyType({}))
     """Added to the logits of these tokens, -100 (ban) to 100 (force)."""
+    allowed_token_ids: tuple[TokenId, ...] | None = None
+    """The only tokens that may be chosen; an end-of-turn id that is not among them never is."""
+    bad_words: tuple[str, ...] = ()
+    """Texts that the output must not have, as tokens begin and end: their last token is banned
+    where those before it were chosen. What is forbidden is how the tokenizer writes a word, with
+    and without a space before it; the output may spell it in other tokens."""
+    bad_words_token_ids: tuple[tuple[TokenId, ...], ...] = ()
+    """The same as token ids; the engine adds those of ``bad_words``."""
     seed: int | None = None
     """Seed of the request's own random stream; None draws one for the request."""
     stop: tuple[str, ...] = ()
@@ -111,9 +121,17 @@ class SamplingParams:
         for token_id, bias in self.logit_bias.items():
             _check_int("logit_bias", token_id, 0)
             _check_real("logit_bias", bias, -100.0, 100.0)
+        _check_words(self.bad_words)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequestError(
+                "allowed_token_ids must not be empty: no token could be chosen.",
+                param="allowed_token_ids",
+            )
         _check_stop(self.stop)
         for token_id in self.stop_token_ids:
             _check_int("stop_token_ids", token_id, 0)
+        for token_id in self.allowed_token_ids or ():
+            _check_int("allowed_token_ids", token_id, 0)
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
@@ -157,6 +175,8 @@ class SamplingParams:
             "frequency_penalty": (0,),
             "repetition_penalty": (1,),
             "logit_bias": ({},),
+            "allowed_token_ids": (None,),
+            "bad_words": ((),),
             "stop": ((),),
         }
         for name, values in neutral.items():
@@ -175,6 +195,11 @@ class SamplingParams:
         """Whether the likeliest token is always chosen."""
         return self.temperature < GREEDY_TEMPERATURE
 
+    @property
+    def bans_tokens(self) -> bool:
+        """Whether some tokens may not be chosen, whatever their logits."""
+        return self.allowed_token_ids is not None or bool(self.bad_words_token_ids)
+
 
 def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
@@ -190,6 +215,17 @@ def _check_real(name: str, value: object, low: float, high: float) -> None:
     if not low <= value <= high:  # written so that NaN, which compares false, is refused
         raise InvalidRequestError(
             f"{name} must be between {low:g} and {high:g}, not {value}.", param=name
+        )
+
+
+def _check_words(words: Sequence[str]) -> None:
+    if isinstance(words, str) or not all(isinstance(w, str) and w.strip() for w in words):
+        raise InvalidRequestError("bad_words must be a list of words.", param="bad_words")
+    if len(words) > MAX_BAD_WORDS or any(len(word) > MAX_BAD_WORD_CHARS for word in words):
+        raise InvalidRequestError(
+            f"bad_words must be at most {MAX_BAD_WORDS} words of at most {MAX_BAD_WORD_CHARS} "
+            "characters.",
+            param="bad_words",
         )
 
 

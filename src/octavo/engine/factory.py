@@ -3,6 +3,7 @@
 import random
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -153,6 +154,7 @@ def build_engine(settings: EngineSettings, observer: Observer) -> EngineParts:
         check=Intake(scheduler_config, manager.num_slots, cache_config).resolve_max_tokens,
         clock=time.monotonic,
         chance=random.Random(settings.seed),
+        encode=partial(tokenizer.encode, add_special_tokens=False, parse_special=False),
     )
     core = EngineCore(scheduler, runner, time.monotonic, observer)
     return EngineParts(core, tokenizer, requests, info, observer, grammars)

@@ -19,6 +19,8 @@ class RequestBuilder:
     """Raises RequestError; depends on settings only, so any thread may call it."""
     clock: Clock
     chance: random.Random
+    encode: Callable[[str], Sequence[TokenId]]
+    """Returns the ids of a text in the middle of others."""
 
     def build(
         self,
@@ -40,10 +42,28 @@ class RequestBuilder:
         request = Request(
             request_id=RequestId(request_id),
             prompt_token_ids=tuple(prompt_token_ids),
-            sampling=replace(sampling, seed=seed % MAX_SEED),
+            sampling=replace(
+                sampling,
+                seed=seed % MAX_SEED,
+                bad_words_token_ids=sampling.bad_words_token_ids + self._spelt(sampling.bad_words),
+            ),
             identity=replace(self.identity, salt=cache_salt),
             arrival_time=self.clock(),
             priority=priority,
         )
         self.check(request)
         return request
+
+    def _spelt(self, words: Sequence[str]) -> tuple[tuple[TokenId, ...], ...]:
+        """Return how words are written: at the start of a text, and after a space.
+
+        As in vLLM, the latter counts only where it is as many tokens and begins with another one:
+        else it is the former after a token for the space.
+        """
+        found = []
+        for word in words:
+            plain, spaced = (tuple(self.encode(space + word.lstrip())) for space in ("", " "))
+            found.append(plain)
+            if len(spaced) == len(plain) and spaced[:1] != plain[:1]:
+                found.append(spaced)
+        return tuple(ids for ids in found if ids)

@@ -52,8 +52,8 @@ class GrammarRow:
         self._param = None if asked is None else asked.param
         self._end_bits = end_bits
         self._vocab_size = vocab_size
-        # A forced token's logprob needs the forward pass that jumping saves.
-        self._jump_forward = jump_forward and sampling.logprobs is None
+        # A forced token's logprob needs the forward pass that jumping saves, and a ban its mask.
+        self._jump_forward = jump_forward and sampling.logprobs is None and not sampling.bans_tokens
         self._past = output_token_ids
         self._num_tokens = len(output_token_ids)
         self._matcher: LLMatcher | None = None

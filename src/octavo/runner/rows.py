@@ -7,6 +7,7 @@ from octavo.core.errors import InvariantError
 from octavo.core.ids import SequenceId
 from octavo.core.plan import NewSequence, ScheduledSequence
 from octavo.kernels.sampling.interface import Sampler
+from octavo.runner.token_bans import TokenBans
 
 Int32 = NDArray[np.int32]
 
@@ -15,6 +16,7 @@ class Row:
     """One sequence from ``NewSequence`` to its release. Only ``SequenceRows`` changes it."""
 
     __slots__ = (
+        "bans",
         "index",
         "num_blocks",
         "num_prompt_tokens",
@@ -26,7 +28,7 @@ class Row:
         "wants_prompt_logprobs",
     )
 
-    def __init__(self, index: int, new: NewSequence, sampler: Sampler) -> None:
+    def __init__(self, index: int, new: NewSequence, sampler: Sampler, vocab_size: int) -> None:
         self.sequence_id = new.sequence_id
         self.index = index
         """Its row of the block tables."""
@@ -37,6 +39,7 @@ class Row:
         self.num_blocks = 0
         self.params = new.sampling
         self.sampling = sampler.state(new)
+        self.bans = TokenBans(new, vocab_size) if new.sampling.bans_tokens else None
         # Prompt logprobs leave with the first output token; one that has output is past that.
         self.wants_prompt_logprobs = (
             new.sampling.prompt_logprobs is not None and not new.output_token_ids
@@ -47,9 +50,16 @@ class SequenceRows:
     """Rows by sequence, their block tables in one matrix that grows as needed."""
 
     def __init__(
-        self, *, block_size: int, max_model_len: int, max_num_seqs: int, sampler: Sampler
+        self,
+        *,
+        block_size: int,
+        max_model_len: int,
+        max_num_seqs: int,
+        vocab_size: int,
+        sampler: Sampler,
     ) -> None:
         self._block_size = block_size
+        self._vocab_size = vocab_size
         self._sampler = sampler
         width = -(-max_model_len // block_size)
         self._tables: Int32 = np.zeros((max_num_seqs, width), dtype=np.int32)
@@ -74,7 +84,7 @@ class SequenceRows:
             raise InvariantError(f"Sequence {new.sequence_id} is new, but the runner has its row.")
         if not self._free:
             self._grow()
-        row = Row(self._free.pop(), new, self._sampler)
+        row = Row(self._free.pop(), new, self._sampler, self._vocab_size)
         self._rows[new.sequence_id] = row
 
     def forks(self, scheduled: ScheduledSequence) -> tuple[Row, ...]:
@@ -118,7 +128,10 @@ class SequenceRows:
             )
         self._update_table(row, scheduled, stop)
         if stop > row.num_tokens:
-            row.sampling.note_output(scheduled.token_ids[row.num_tokens - scheduled.start :])
+            output = scheduled.token_ids[row.num_tokens - scheduled.start :]
+            row.sampling.note_output(output)
+            if row.bans is not None:
+                row.bans.note_output(output)
             row.num_tokens = stop
         return row
 

@@ -56,6 +56,7 @@ class Runner:
             block_size=block_size,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
+            vocab_size=vocab_size,
             sampler=sampler,
         )
         self._sampler = sampler
@@ -144,7 +145,7 @@ class Runner:
         if not rows:
             return
         states = [row.sampling for row in rows]
-        masks = self._masks(rows, result)
+        masks = self._masks(rows, draws, result)
         sampled = self._sampler.sample(logits, states, draws, masks, logits_rows)
         for i, (row, token_id) in enumerate(zip(rows, sampled.token_ids, strict=True)):
             sequence_id = row.sequence_id
@@ -156,17 +157,21 @@ class Runner:
             if i in sampled.logprobs:
                 result.logprobs[sequence_id] = (sampled.logprobs[i],)
 
-    def _masks(self, rows: Sequence[Row], result: "_Result") -> dict[int, Mask]:
-        """Wait for the masks of the rows that have a grammar."""
+    def _masks(
+        self, rows: Sequence[Row], draws: Sequence[int], result: "_Result"
+    ) -> dict[int, Mask]:
+        """Return the masks of rows that ban tokens, waiting for those of grammars."""
         masks: dict[int, Mask] = {}
-        if self._grammars is None:
-            return masks
-        for i, row in enumerate(rows):
-            try:
-                mask = self._grammars.mask(row.sequence_id)
-            except RequestError as error:
-                result.failed[row.sequence_id] = error
-                continue
+        for i, (row, num_output_tokens) in enumerate(zip(rows, draws, strict=True)):
+            mask = None
+            if self._grammars is not None:
+                try:
+                    mask = self._grammars.mask(row.sequence_id)
+                except RequestError as error:
+                    result.failed[row.sequence_id] = error
+                    continue
+            if row.bans is not None:
+                mask = row.bans.mask(num_output_tokens, mask)
             if mask is not None:
                 masks[i] = mask
         return masks

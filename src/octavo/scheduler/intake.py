@@ -98,6 +98,7 @@ class Intake:
         sampling = request.sampling
         self._check_ids("logit_bias", tuple(sampling.logit_bias))
         self._check_ids("stop_token_ids", sampling.stop_token_ids)
+        self._check_ids("allowed_token_ids", sampling.allowed_token_ids or ())
         self._check_choice(sampling)
 
     def _check_choice(self, sampling: SamplingParams) -> None:

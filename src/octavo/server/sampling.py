@@ -26,6 +26,7 @@ def sampling_of(
     temperature = request.temperature
     if request.use_beam_search and "temperature" not in request.model_fields_set:
         temperature = 0.0
+    allowed = request.allowed_token_ids
     return SamplingParams(
         n=request.n,
         best_of=best_of,
@@ -42,6 +43,8 @@ def sampling_of(
         frequency_penalty=request.frequency_penalty,
         repetition_penalty=request.repetition_penalty,
         logit_bias=_logit_bias(request.logit_bias, vocab_size),
+        allowed_token_ids=None if allowed is None else tuple(allowed),
+        bad_words=tuple(request.bad_words),
         seed=request.seed,
         stop=tuple(request.stop),
         stop_token_ids=tuple(request.stop_token_ids),

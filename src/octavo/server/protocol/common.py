@@ -15,8 +15,6 @@ NO_MEANING: Final = "it has no meaning for this server"
 TEXT_ONLY: Final = "the model reads and writes text only"
 
 UNSUPPORTED: Final[Mapping[str, Unsupported]] = {
-    "allowed_token_ids": Unsupported(LATER),
-    "bad_words": Unsupported(LATER),
     "spaces_between_special_tokens": Unsupported(LATER, neutral=(True,)),
     "return_tokens_as_token_ids": Unsupported("use return_token_ids", neutral=(False,)),
     "stream_interval": Unsupported(LATER, neutral=(1,)),
@@ -117,6 +115,10 @@ class GenerationRequest(StrictModel):
     """Whether the model's own end-of-turn ids do not end the output."""
     stop_token_ids: list[int] = Field(default_factory=list)
     """Tokens that end the output, besides the model's own."""
+    allowed_token_ids: list[int] | None = None
+    """The only tokens that may be chosen, the end of a turn included."""
+    bad_words: list[str] = Field(default_factory=list)
+    """Words that are not written, as the tokenizer writes them with and without a space before."""
     include_stop_str_in_output: bool = False
     """Whether the stop string that ended the output is kept in its text."""
     skip_special_tokens: bool = True
