@@ -7,10 +7,12 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from octavo.core.errors import LoadError
 from octavo.models.tokenizer import Tokenizer
 from octavo.models.tokenizer_bpe import BPE_KINDS
+from octavo.models.tokenizer_bytes import byte_level_bytes, token_table
 from support_text import (
     CONTROL,
     NORMAL,
@@ -227,3 +229,18 @@ def test_every_text_survives(text: str) -> None:
     """Red when bytes are lost on the way to ids and back."""
     tokenizer = byte_level()
     assert tokenizer.decode(tokenizer.encode(text, parse_special=False)) == text
+
+
+ALPHABET_AND_MORE = st.text(
+    st.one_of(st.characters(max_codepoint=0x180), st.characters(exclude_categories=["Cs"]))
+)
+
+
+@quick
+@given(st.lists(ALPHABET_AND_MORE, max_size=12), st.sets(st.integers(0, 11)))
+def test_a_whole_vocabulary_is_spelt_like_its_tokens(texts: list[str], literal: set[int]) -> None:
+    """Turns red if reading all characters at once moves a token's border, or misses one outside of
+    the alphabet, or one that is literal."""
+    ids = frozenset(i for i in literal if i < len(texts))
+    wanted = [t.encode() if i in ids else byte_level_bytes(t) for i, t in enumerate(texts)]
+    assert list(token_table(texts, byte_level_bytes, ids)) == wanted

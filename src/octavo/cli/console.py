@@ -5,7 +5,7 @@ rich is imported only where something is drawn: ``--help`` must stay quick.
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TextIO
 
 from octavo.core.errors import SetupError
@@ -40,17 +40,35 @@ def byte_progress(title: str) -> Iterator[Callable[[int, int], None]]:
 
     Where standard error is not a terminal, the first call writes one line instead.
     """
+    if not _is_drawn_on():
+        yield _LineOnce(title)
+        return
+    with ExitStack() as stack:
+        bar: list[Callable[[int, int], None]] = []
+
+        def show(done: int, total: int) -> None:
+            if not bar:
+                bar.append(stack.enter_context(_bar(title)))
+            bar[0](done, total)
+
+        yield show
+
+
+def _is_drawn_on() -> bool:
+    """Whether standard error is a terminal."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+@contextmanager
+def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _LineOnce(title)
-        return
     text, left = TextColumn("{task.description}"), TimeRemainingColumn()
-    with Progress(text, BarColumn(), DownloadColumn(), left, console=console) as bar:
-        task = bar.add_task(title, total=None, visible=False)
-        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+    columns = (text, BarColumn(), DownloadColumn(), left)
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 class _LineOnce:
@@ -69,11 +87,10 @@ class _LineOnce:
 @contextmanager
 def spinner(title: str) -> Iterator[None]:
     """Turn a spinner while the block runs; nothing where standard error is not a terminal."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    if not _is_drawn_on():
         yield
         return
-    with console.status(title):
+    from rich.console import Console
+
+    with Console(stderr=True).status(title):
         yield

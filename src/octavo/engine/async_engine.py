@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from octavo.core.errors import InvalidRequestError, UnavailableError
 from octavo.core.events import Observer, SchedulerStats
@@ -22,6 +23,9 @@ from octavo.models.tokenizer import Tokenizer
 from octavo.runner.grammar import CompiledGrammar
 
 logger = logging.getLogger(__name__)
+
+QUIET_S: Final = 1.0
+"""How long after the start the vocabulary is prepared for grammars, if nothing runs then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,17 @@ class AsyncEngine:
         """Start the engine thread; must be called on the event loop that will be used."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
-        if self._grammars is not None:
-            self._grammars.start()
+        self._loop.call_later(QUIET_S, self._prepare_grammars)
+
+    def _prepare_grammars(self) -> None:
+        """Prepare for grammars once nothing runs, neither the start nor a request."""
+        assert self._loop is not None
+        if self._grammars is None or not self.is_running:
+            return
+        if self._queues:
+            self._loop.call_later(QUIET_S, self._prepare_grammars)
+            return
+        self._grammars.start()
 
     def shutdown(self) -> None:
         """Stop the engine thread after its step; live completions end with an error."""

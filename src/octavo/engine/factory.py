@@ -5,13 +5,12 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from octavo.core.config import CacheConfig, SchedulerConfig
 from octavo.core.errors import SettingError
 from octavo.core.events import Observer
 from octavo.core.request import CacheIdentity
-from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.backends import (
     Compute,
     DtypeName,
@@ -20,7 +19,6 @@ from octavo.engine.backends import (
     choose_backend,
 )
 from octavo.engine.core import EngineCore
-from octavo.engine.grammars import GrammarPool
 from octavo.engine.memory import available_memory_bytes
 from octavo.engine.outputs import ModelInfo
 from octavo.engine.requests import RequestBuilder
@@ -36,6 +34,9 @@ from octavo.runner.pooling import Pooler
 from octavo.runner.runner import Runner
 from octavo.scheduler.intake import Intake
 from octavo.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from octavo.engine.async_engine import AsyncEngine
 
 DEFAULT_KV_BYTES: Final = 4 << 30
 """KV memory unless asked otherwise, as in vLLM's CPU build; less where memory is short."""
@@ -160,8 +161,11 @@ def build_engine(settings: EngineSettings, observer: Observer) -> EngineParts:
     return EngineParts(core, tokenizer, requests, info, observer, grammars)
 
 
-def async_engine(parts: EngineParts) -> AsyncEngine:
+def async_engine(parts: EngineParts) -> "AsyncEngine":
     """Put the front end of servers before an engine."""
+    from octavo.engine.async_engine import AsyncEngine  # offline use needs no asyncio
+    from octavo.engine.grammars import GrammarPool
+
     grammars = None if parts.grammars is None else GrammarPool(parts.grammars)
     return AsyncEngine(
         parts.core, parts.tokenizer, parts.requests, parts.info, parts.observer, grammars

@@ -44,7 +44,11 @@ class GrammarPool:
         self._slots = asyncio.Semaphore(num_threads)
 
     def start(self) -> None:
-        """Prepare the vocabulary in the background, so that no request waits for it."""
+        """Prepare the vocabulary in the background, so that no request waits for it.
+
+        It holds Python's lock for some tenths of a second, so the best time is one when nothing
+        runs.
+        """
         self._threads.submit(self._compiler.warm_up)
 
     def shutdown(self) -> None:

@@ -134,12 +134,7 @@ def build_bpe(vocab: dict[str, int], merges: Sequence[str], kind: BPEKind) -> HF
     Raises:
         LoadError: a merge is malformed or names tokens that the vocabulary lacks.
     """
-    # A token may start with a space in theory, so the split is at the first space after that.
-    cuts = [(merge, merge.find(" ", 1)) for merge in merges]
-    for merge, cut in cuts:
-        if cut < 0:
-            raise LoadError(f"The tokenizer's merge {merge!r:.80} is not two tokens and a space.")
-    pairs = [(merge[:cut], merge[cut + 1 :]) for merge, cut in cuts]
+    pairs = _pairs(merges)
     try:
         model = models.BPE(vocab, pairs, ignore_merges=kind.ignore_merges)
     except Exception as error:  # tokenizers raises plain Exception
@@ -149,3 +144,17 @@ def build_bpe(vocab: dict[str, int], merges: Sequence[str], kind: BPEKind) -> HF
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(kind.steps())
     return tokenizer
+
+
+def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
+    """Split merges at their first space, but for one that a token starts with."""
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    for index, pair in enumerate(pairs):
+        if len(pair) == 2 and pair[0]:
+            continue
+        merge = merges[index]
+        cut = merge.find(" ", 1)
+        if cut < 0:
+            raise LoadError(f"The tokenizer's merge {merge!r:.80} is not two tokens and a space.")
+        pairs[index] = (merge[:cut], merge[cut + 1 :])
+    return pairs  # type: ignore[return-value]  # pairs, all of them

@@ -5,8 +5,12 @@ token by token and still equal decoding it whole.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE_MARK: Final = "▁"  # U+2581, how SentencePiece writes a space
@@ -29,6 +33,20 @@ def _byte_characters() -> dict[int, int]:
 _BYTE_OF_CHARACTER: Final = _byte_characters()
 
 
+_NO_BYTE: Final = 256
+
+
+def _by_character() -> NDArray[np.uint16]:
+    """Return the alphabet by code point; the last entry is that of all code points beyond it."""
+    table = np.full(max(_BYTE_OF_CHARACTER) + 2, _NO_BYTE, np.uint16)
+    for character, byte in _BYTE_OF_CHARACTER.items():
+        table[character] = min(byte, _NO_BYTE)
+    return table
+
+
+_BYTE_BY_CHARACTER: Final = _by_character()
+
+
 def byte_level_bytes(text: str) -> bytes:
     """Return the bytes of a byte-level BPE token; text outside the alphabet is itself."""
     try:
@@ -45,10 +63,25 @@ def sentencepiece_bytes(text: str, *, byte_fallback: bool = True) -> bytes:
 
 
 def token_table(
-    texts: Iterable[str], to_bytes: Callable[[str], bytes], literal_ids: frozenset[int]
+    texts: Sequence[str], to_bytes: Callable[[str], bytes], literal_ids: frozenset[int]
 ) -> tuple[bytes, ...]:
     """Return the bytes of every token; ``literal_ids`` are spelt as they read."""
+    if to_bytes is byte_level_bytes:
+        return _byte_level_table(texts, literal_ids)
     return tuple(
         text.encode() if token_id in literal_ids else to_bytes(text)
         for token_id, text in enumerate(texts)
     )
+
+
+def _byte_level_table(texts: Sequence[str], literal_ids: frozenset[int]) -> tuple[bytes, ...]:
+    """Do what ``byte_level_bytes`` does to all characters at once: a start waits for it."""
+    characters = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
+    values = _BYTE_BY_CHARACTER[np.minimum(characters, len(_BYTE_BY_CHARACTER) - 1)]
+    spelt = values.astype(np.uint8).tobytes()
+    ends = list(accumulate(map(len, texts)))
+    table = [spelt[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+    outside = np.searchsorted(ends, np.flatnonzero(values == _NO_BYTE), side="right")
+    for token_id in {*outside.tolist(), *literal_ids}:
+        table[token_id] = texts[token_id].encode()
+    return tuple(table)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+import numpy as np
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
@@ -55,8 +56,8 @@ class _Metadata:
     def strings(self, key: str) -> list[str]:
         value = self._metadata.get(_PREFIX + key)
         if isinstance(value, Sequence) and not isinstance(value, str):
-            texts = [item for item in value if isinstance(item, str)]
-            if len(texts) == len(value):
+            texts = list(value)
+            if all(issubclass(kind, str) for kind in set(map(type, texts))):
                 return texts
         raise LoadError(f"The file's {_PREFIX}{key} is missing or not a list of strings.")
 
@@ -66,9 +67,12 @@ class _Metadata:
         if value is None:
             return None
         try:
-            numbers = [float(item) for item in value]  # type: ignore[attr-defined]
+            array = np.asarray(value, np.float64)
         except (TypeError, ValueError) as error:
             raise LoadError(f"The file's {_PREFIX}{key} is not a list of numbers.") from error
+        if array.ndim != 1:
+            raise LoadError(f"The file's {_PREFIX}{key} is not a list of numbers.")
+        numbers: list[float] = array.tolist()
         if len(numbers) != length:
             raise LoadError(
                 f"The file's {_PREFIX}{key} has {len(numbers)} values for {length} tokens."
@@ -95,15 +99,20 @@ class _Vocabulary:
     """Tokens and their types, checked to be consistent."""
 
     def __init__(self, meta: _Metadata) -> None:
-        self.texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(meta.strings("tokens"))]
+        self.texts = meta.strings("tokens")
         if not self.texts:
             raise LoadError(f"The file's {_PREFIX}tokens is empty.")
-        self.ids = {text: token_id for token_id, text in enumerate(self.texts)}
+        if "" in self.texts:
+            self.texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(self.texts)]
+        self.ids = dict(zip(self.texts, range(len(self.texts)), strict=True))
         if len(self.ids) != len(self.texts):
             twice = next(text for i, text in enumerate(self.texts) if self.ids[text] != i)
             raise LoadError(f"The file's vocabulary has the token {twice!r:.80} twice.")
         types = meta.numbers("token_type", len(self.texts))
-        self.types = [int(value) for value in types] if types else [TokenType.NORMAL] * len(self)
+        self.types = list(map(int, types)) if types else [int(TokenType.NORMAL)] * len(self)
+        self._ids_of_type: dict[int, list[TokenId]] = {}
+        for token_id, kind in enumerate(self.types):
+            self._ids_of_type.setdefault(kind, []).append(token_id)
         self.named = {name: meta.token_id(name, len(self)) for name in _NAMED_IDS}
         if meta.text("model") == "llama":
             self._name_llama_defaults()
@@ -120,7 +129,7 @@ class _Vocabulary:
 
     def of_type(self, *types: TokenType) -> frozenset[TokenId]:
         """Return the ids of tokens of these types."""
-        return frozenset(i for i, kind in enumerate(self.types) if kind in types)
+        return frozenset().union(*(self._ids_of_type.get(kind, ()) for kind in types))
 
     def digest(self) -> str:
         """Return a hash of the tokens and their types."""

@@ -1,20 +1,24 @@
-"""Compiled grammars: one llguidance matcher per specification, copied for each sequence."""
+"""Compiled grammars: one llguidance matcher per specification, copied for each sequence.
+
+llguidance is imported where it is first used: many a process compiles no grammar, and loading it
+would be a tenth of its start.
+"""
 
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
-
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from octavo.core.errors import InvalidRequestError
 from octavo.core.ids import TokenId
 from octavo.core.structured import StructuredOutput
 from octavo.models.tokenizer import Tokenizer
 from octavo.runner.forced_text import MAX_FORCED_BYTES
-from octavo.runner.grammar_source import grammar_text
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 MAX_REASON_CHARS: Final = 300
 NUM_CACHED: Final = 256
@@ -30,8 +34,10 @@ _MARK: Final = "\x02"
 """A character that no merge joins with what follows."""
 
 
-def _limits() -> LLParserLimits:
+def _limits() -> "LLParserLimits":
     """Return what a grammar may cost: to build, and at one token (some 10 ms)."""
+    from llguidance import LLParserLimits
+
     return LLParserLimits(
         max_items_in_row=5_000,
         initial_lexer_fuel=500_000,
@@ -93,10 +99,10 @@ class CompiledGrammar:
 
     __slots__ = ("__weakref__", "_matcher")
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: "LLMatcher") -> None:
         self._matcher = matcher
 
-    def new_matcher(self) -> LLMatcher:
+    def new_matcher(self) -> "LLMatcher":
         """Return a matcher that has seen no token."""
         return self._matcher.deep_copy()
 
@@ -145,8 +151,10 @@ class GrammarCompiler:
                 self._keep(spec, grammar)
         return grammar
 
-    def warm_up(self) -> LLTokenizer:
+    def warm_up(self) -> "LLTokenizer":
         """Return the vocabulary's token trie, built by the first call; that takes a second."""
+        from llguidance import LLTokenizer, TokenizerWrapper
+
         with self._tokenizer_lock:
             if self._tokenizer is None:
                 wrapper = TokenizerWrapper(self._vocabulary)
@@ -160,6 +168,10 @@ class GrammarCompiler:
             self._recent.popitem(last=False)
 
     def _compile(self, spec: StructuredOutput) -> CompiledGrammar:
+        from llguidance import LLMatcher
+
+        from octavo.runner.grammar_source import grammar_text
+
         text = grammar_text(spec, self._vocabulary.special_texts)
         matcher = LLMatcher(self.warm_up(), text, log_level=0, limits=_limits())
         if matcher.is_error():
@@ -167,7 +179,7 @@ class GrammarCompiler:
         self._begin(matcher.deep_copy(), spec)
         return CompiledGrammar(matcher)
 
-    def _begin(self, matcher: LLMatcher, spec: StructuredOutput) -> None:
+    def _begin(self, matcher: "LLMatcher", spec: StructuredOutput) -> None:
         """Find out what building does not show: that no text matches, or at what cost."""
         num_forced = 0
         while num_forced <= MAX_FORCED_BYTES:

@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from llguidance import LLMatcher
 
 from octavo.core.errors import InvalidRequestError, InvariantError
 from octavo.core.ids import SequenceId, TokenId
@@ -14,6 +13,9 @@ from octavo.core.plan import NewSequence
 from octavo.core.sampling import SamplingParams
 from octavo.kernels.sampling.interface import Mask
 from octavo.runner.grammar import CompiledGrammar, GrammarCompiler, reason
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 MAX_FORCED: Final = 1024
 """A longer forced text is appended in pieces, one a step, so that no step takes long."""
@@ -106,7 +108,7 @@ class GrammarRow:
         self._num_tokens += 1 + len(forced)
         return Accepted(tuple(forced), matcher.is_stopped())
 
-    def _current(self) -> LLMatcher:
+    def _current(self) -> "LLMatcher":
         """Return the matcher, made at the first call so that it is made beside the step."""
         if self._matcher is None:
             self._matcher = self._grammar.new_matcher()
@@ -114,13 +116,13 @@ class GrammarRow:
                 raise InvariantError("A grammar does not accept the output that it allowed.")
         return self._matcher
 
-    def _failure(self, matcher: LLMatcher) -> InvalidRequestError:
+    def _failure(self, matcher: "LLMatcher") -> InvalidRequestError:
         why = reason(matcher.get_error())
         return InvalidRequestError(
             f"The grammar of this request cannot be followed further: {why}.", param=self._param
         )
 
-    def _check(self, matcher: LLMatcher) -> None:
+    def _check(self, matcher: "LLMatcher") -> None:
         if matcher.is_error():
             raise self._failure(matcher)
 

@@ -52,6 +52,7 @@ class StrictModel(BaseModel):
         frozen=True,
         allow_inf_nan=False,
         use_attribute_docstrings=True,
+        defer_build=True,  # by its first use: a start that builds all is a third longer
     )
     unsupported: ClassVar[Mapping[str, Unsupported]] = {}
     """Known fields that are refused by name."""
