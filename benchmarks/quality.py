@@ -40,6 +40,7 @@ from octavo.models.tokenizer import load_tokenizer
 REFERENCE: Final = "float32:dtype=float32,quantization=none"
 OCTAVOS: Final = (
     "auto",
+    "auto-kv-int8:kv_cache_dtype=int8",
     "bfloat16:dtype=bfloat16,quantization=none",
     "file:quantization=file",
     "int8:quantization=int8",

@@ -7,6 +7,7 @@ from typing import Any, Final
 from quality_metrics import Quality
 
 AUTO: Final = "auto"
+"""What the names of variants begin with that are judged: the default settings, or one changed."""
 MOST_EXTRA_PERPLEXITY: Final = 0.01
 """What the default settings may cost against the file's own weights in float32."""
 
@@ -29,8 +30,7 @@ class Result:
         """What Octavo says of its weights and KV; nothing of a peer, whose name tells."""
         if "precision" not in self.settings:
             return ""
-        kv_dtype = self.settings.get("kv_cache_dtype") or self.settings["dtype"]
-        return f"{self.settings['precision']}, KV {kv_dtype}"
+        return f"{self.settings['precision']}, KV {self.settings['dtype']}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,20 +103,24 @@ def _extra(found: Quality) -> str:
 
 
 def _verdicts(report: Report) -> list[str]:
-    """Say whether ``auto`` keeps within its bound and is no worse than each peer's best."""
-    autos = [result for result in report.results if result.name == AUTO]
-    if not autos:
-        return []
-    auto = autos[0].together
-    within = auto.perplexity_ratio - 1 <= MOST_EXTRA_PERPLEXITY
-    verb = "is within" if within else "MISSES"
-    lines = [f"* {AUTO}: perplexity {_extra(auto)}, {verb} {MOST_EXTRA_PERPLEXITY:.0%} of float32."]
+    """Say of each variant called ``auto...`` whether it keeps its bound and each peer's quality."""
+    peers = [result for result in report.results if result.name in report.peer_of]
+    lines: list[str] = []
     for result in report.results:
-        if result.name in report.peer_of:
-            theirs = result.together
-            word = "no worse" if auto.mean_kl <= theirs.mean_kl else "WORSE"
-            lines.append(
-                f"* {AUTO} is {word} than {result.name} by mean KL ({auto.mean_kl:.2e} against "
-                f"{theirs.mean_kl:.2e}); perplexity {_extra(auto)} against {_extra(theirs)}."
-            )
+        if not result.name.startswith(AUTO):
+            continue
+        found = result.together
+        verb = "is within" if found.perplexity_ratio - 1 <= MOST_EXTRA_PERPLEXITY else "MISSES"
+        bound = f"{verb} {MOST_EXTRA_PERPLEXITY:.0%} of float32"
+        lines.append(f"* {result.name}: perplexity {_extra(found)}, {bound}.")
+        lines += [_against(result.name, found, peer) for peer in peers]
     return lines
+
+
+def _against(name: str, found: Quality, peer: Result) -> str:
+    theirs = peer.together
+    word = "no worse" if found.mean_kl <= theirs.mean_kl else "WORSE"
+    return (
+        f"* {name} is {word} than {peer.name} by mean KL ({found.mean_kl:.2e} against "
+        f"{theirs.mean_kl:.2e}); perplexity {_extra(found)} against {_extra(theirs)}."
+    )
