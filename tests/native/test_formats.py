@@ -91,6 +91,8 @@ def quantised_rows(x: Float32) -> NDArray[np.float64]:
     ("encoding", "precision"),
     [
         (Encoding.F32, "int8"),
+        (Encoding.F32, "int4"),
+        (Encoding.Q8_0, "int4"),
         (Encoding.Q8_0, "file"),
         (Encoding.Q4_0, "file"),
         (Encoding.Q4_1, "file"),
@@ -119,7 +121,8 @@ def test_products(isa: str, rows: int, encoding: Encoding, precision: str) -> No
 
     batch = make_batch([rows], [0])
     (got,) = run_line(backend_of(isa, precision), line, [batch])
-    held = decoded_by(isa, tensor, precision).astype(np.float64)
+    held_by = linear_as_held if precision == "int4" else decoded_by
+    held = held_by(isa, tensor, precision).astype(np.float64)
     taken = x[batch.token_ids]
     seen = taken.astype(np.float64) if precision == "bfloat16" else quantised_rows(taken)
     wanted = seen @ held.T
@@ -152,3 +155,132 @@ def test_what_is_not_finite_stays_in_its_row(isa: str, precision: str) -> None:
     (got,) = run_line(backend_of(isa, precision), line, [batch])
     assert np.isfinite(got[[0, 3]]).all()
     assert not np.isfinite(got[[1, 2]]).any()
+
+
+def best_of_some_lines(values: Float32) -> NDArray[np.float64]:
+    """Least squared error of groups of 32, each held as 16 steps from a minimum: the best of the
+    lines fitted to the values as rounded with 14 to 16 steps in a group's span."""
+    x = values.astype(np.float64).reshape(-1, 32)
+    least, most = x.min(axis=1, keepdims=True), x.max(axis=1, keepdims=True)
+    best = np.full(len(x), np.inf)
+    for steps in np.arange(14, 16.01, 0.25):
+        q = rounded_levels(x, (most - least) / steps, least)
+        mean_q, mean_x = q.mean(axis=1, keepdims=True), x.mean(axis=1, keepdims=True)
+        spread = ((q - mean_q) ** 2).sum(axis=1, keepdims=True)
+        slope = ((q - mean_q) * (x - mean_x)).sum(axis=1, keepdims=True)
+        scale = np.divide(slope, spread, out=np.zeros_like(slope), where=spread > 0)
+        scale, start = np.float16(scale), np.float16(mean_x - scale * mean_q)
+        held = scale * rounded_levels(x, scale, start) + start.astype(np.float64)
+        best = np.minimum(best, ((held - x) ** 2).sum(axis=1))
+    return best
+
+
+def rounded_levels(
+    x: NDArray[np.float64], scale: NDArray[np.floating], start: NDArray[np.floating]
+) -> NDArray[np.float64]:
+    levels = np.divide(x - start, scale, out=np.zeros_like(x), where=scale > 0)
+    return np.clip(np.rint(levels), 0, 15)
+
+
+def squared_errors(held: Float32, values: Float32) -> NDArray[np.float64]:
+    difference = held.astype(np.float64) - values
+    return (difference.reshape(-1, 32) ** 2).sum(axis=1)
+
+
+@pytest.mark.parametrize("spread", ["normal", "heavy tails", "far from 0"])
+def test_int4_errs_least(isa: str, spread: str) -> None:
+    """Groups are held as well as numpy finds it possible, which is far better than by their span
+    alone. Red if the search stops early, or judges by other numbers than those that are kept."""
+    values = np.random.default_rng(11).standard_normal((45, 96)).astype(np.float32) / 20
+    if spread == "heavy tails":
+        values = values**3 * 100
+    if spread == "far from 0":
+        values += np.float32(0.5)
+    errors = squared_errors(linear_as_held(isa, f32_tensor(values)), values)
+    wanted = best_of_some_lines(values)
+    # A value half way between two levels may take another line in float32 than in float64.
+    np.testing.assert_allclose(errors, wanted, rtol=0.15, atol=1e-9)
+    np.testing.assert_allclose(errors.sum(), wanted.sum(), rtol=0.005)
+    spanned = squared_errors(to_float32(encoded(values, Encoding.Q4_1)), values)
+    assert errors.sum() < 0.92 * spanned.sum()
+
+
+def linear_as_held(isa: str, tensor: WeightTensor, precision: str = "int4") -> Float32:
+    """All of a matrix as the kernels hold it, seen through products with unit vectors."""
+    outputs, inputs = tensor.shape
+
+    def line(backend: Backend) -> Forward:
+        plain = backend_of(isa, "float32")
+        table = plain.embedding(f32_tensor(np.eye(inputs, dtype=np.float32)))
+        table.pack(plain._native, "float32", gated=False)
+        weight = backend.linear_weight([tensor])
+        return lambda ops: ops.logits_rows(ops.linear(ops.embed(table), weight))
+
+    batch = make_batch([inputs], [0], vocab=inputs)
+    batch.token_ids[:] = np.arange(inputs)
+    (got,) = run_line(backend_of(isa, precision), line, [batch])
+    assert got.shape == (inputs, outputs)
+    return np.ascontiguousarray(got.T)
+
+
+def test_int4_holds_what_needs_no_search(isa: str) -> None:
+    """Values that are 16 steps from a minimum stay what they are, and so do zeros and constants
+    that float16 has, in every place."""
+    rng = np.random.default_rng(12)
+    values = (rng.integers(0, 16, (33, 64)) * 0.125 - 1).astype(np.float32)
+    values[:, :2] = [-1.0, 0.875]
+    values[:, 32:34] = [-1.0, 0.875]
+    values[3, :32], values[4, 32:] = 0.0, 0.375
+    np.testing.assert_allclose(linear_as_held(isa, f32_tensor(values)), values, atol=2e-4)
+
+
+@pytest.mark.parametrize("encoding", [Encoding.Q4_0, Encoding.Q4_1, Encoding.Q4_K])
+def test_int4_leaves_files_of_4_bits_as_they_are(isa: str, encoding: Encoding) -> None:
+    """Nothing is quantised twice: tables, and stacks of matrices, hold the file's own values."""
+    if encoding is Encoding.Q4_K:
+        tensor = random_blocks(19, 512, encoding)
+    else:
+        values = np.random.default_rng(13).standard_normal((19, 512)).astype(np.float32)
+        tensor = encoded(values, encoding)
+    wanted = to_float32(tensor)
+    largest = np.abs(wanted).max()
+    np.testing.assert_allclose(decoded_by(isa, tensor, "int4"), wanted, atol=2e-3 * largest)
+
+
+@pytest.mark.parametrize("precision", ["file", "int4"])
+def test_4_bit_parts_of_different_kinds_stay_exact(isa: str, precision: str) -> None:
+    """Q4_0 stacked on Q4_1 is held with minima, and loses nothing by it."""
+    values = np.random.default_rng(14).standard_normal((2, 24, 96)).astype(np.float32)
+    tensors = [encoded(values[0], Encoding.Q4_0), encoded(values[1], Encoding.Q4_1)]
+    x = np.random.default_rng(15).standard_normal((50, 96)).astype(np.float32)
+
+    def line(backend: Backend) -> Forward:
+        plain = backend_of(isa, "float32")
+        table = plain.embedding(f32_tensor(x))
+        table.pack(plain._native, "float32", gated=False)
+        both = backend.linear_weight(tensors)
+        return lambda ops: ops.logits_rows(ops.linear(ops.embed(table), both))
+
+    batch = make_batch([50], [0])
+    batch.token_ids[:] = np.arange(50)
+    (got,) = run_line(backend_of(isa, precision), line, [batch])
+    held = np.concatenate([to_float32(tensor) for tensor in tensors]).astype(np.float64)
+    wanted = x.astype(np.float64) @ held.T
+    np.testing.assert_allclose(got, wanted, atol=0.02 * np.abs(wanted).max())
+
+
+def test_int4_gives_the_vocabulary_8_bits(isa: str) -> None:
+    """Tables and heads are held within half a step of 8 bits, other matrices are not."""
+    values = np.random.default_rng(16).standard_normal((40, 64)).astype(np.float32)
+    steps = np.abs(values).reshape(-1, 32).max(axis=1).repeat(32).reshape(values.shape) / 127
+    table = decoded_by(isa, f32_tensor(values), "int4")
+    assert (np.abs(table - values) <= 0.51 * steps).all()
+    assert (np.abs(linear_as_held(isa, f32_tensor(values)) - values) > steps).any()
+
+
+def test_q4_k_keeps_its_accuracy(isa: str) -> None:
+    """Scales and minima, products of a float16 and 6 bits, lose 11 bits' rounding and no more."""
+    tensor = random_blocks(19, 512, Encoding.Q4_K)
+    held, wanted = decoded_by(isa, tensor, "file"), to_float32(tensor)
+    # 15 scales of up to 63 steps of 0.01, and a minimum alike, each within 2^-11 of its size
+    assert np.abs(held - wanted).max() <= (15 + 1) * 63 * 0.01 * 2**-11

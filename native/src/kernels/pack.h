@@ -126,6 +126,37 @@ static void pack_q4_k(const uint8_t* row, const PackedWeight& weight, uint8_t* p
   }
 }
 
+// Q4_0 keeps its values where a minimum is kept too: that is -8 scales, which is exact in float16.
+static void pack_q4_0_min(const uint8_t* row, const PackedWeight& weight, uint8_t* panel,
+                          int column) {
+  for (int64_t g = 0; g < weight.groups; ++g) {
+    uint8_t* group = panel + g * group_bytes(weight.format);
+    const uint8_t* block = row + g * 18;
+    uint8_t values[kGroup];
+    for (int i = 0; i < 16; ++i) {
+      values[i] = block[2 + i] & 15;
+      values[i + 16] = block[2 + i] >> 4;
+    }
+    put_group_u4(group, column, values);
+    uint8_t* scales = group + kGroup / 2 * kPanel + 2 * column;
+    __builtin_memcpy(scales, block, 2);
+    uint16_t scale;
+    __builtin_memcpy(&scale, block, 2);
+    put_half(scales + 2 * kPanel, -8 * half_to_float(scale));
+  }
+}
+
+static void pack_u4_min(const float* row, const PackedWeight& weight, uint8_t* panel, int column) {
+  for (int64_t g = 0; g < weight.groups; ++g) {
+    uint8_t* group = panel + g * group_bytes(weight.format);
+    U4Group quantised;
+    quantise_u4(row + g * kGroup, &quantised);
+    put_group_u4(group, column, quantised.values);
+    put_half(group + kGroup / 2 * kPanel + 2 * column, quantised.scale);
+    put_half(group + kGroup / 2 * kPanel + 2 * kPanel + 2 * column, quantised.minimum);
+  }
+}
+
 static bool same_layout(Format format, Encoding encoding) {
   return (format == Format::kI8Group && encoding == Encoding::kQ8_0) ||
          (format == Format::kU4Group && encoding == Encoding::kQ4_0) ||
@@ -158,14 +189,20 @@ static void pack(const PackedWeight& weight, const PackSource& source, uint8_t* 
         pack_as_is(row, weight, to, column);
         continue;
       }
-      if (weight.format == Format::kU4GroupMin) {
+      if (weight.format == Format::kU4GroupMin && encoding == Encoding::kQ4_K) {
         pack_q4_k(row, weight, to, column);
+        continue;
+      }
+      if (weight.format == Format::kU4GroupMin && encoding == Encoding::kQ4_0) {
+        pack_q4_0_min(row, weight, to, column);
         continue;
       }
       decode_row(encoding, row, weight.inputs, scratch);
       for (int64_t k = weight.inputs; k < weight.groups * kGroup; ++k) scratch[k] = 0.0f;
       if (!is_quantised(weight.format))
         pack_float(scratch, weight, to, column);
+      else if (weight.format == Format::kU4GroupMin)
+        pack_u4_min(scratch, weight, to, column);
       else
         pack_i8(scratch, weight, to, column);
     }

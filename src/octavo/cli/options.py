@@ -60,10 +60,11 @@ Dtype = Annotated[
     typer.Option(help="Number format of KV and of weights that are not quantised."),
 ]
 Quantization = Annotated[
-    Literal["auto", "none", "file", "int8"],
+    Literal["auto", "none", "file", "int8", "int4"],
     typer.Option(
-        help="none: weights in --dtype; file: as the file has them; int8: 8 bits. The last two "
-        "also round activations to 8 bits: faster, less exact. auto: none."
+        help="none: weights in --dtype; file: as the file has them; int8: 8 bits; int4: 4 bits, "
+        "8 for the vocabulary. The last three also round activations: faster, less exact. "
+        "auto: none."
     ),
 ]
 KVCacheDtype = Annotated[

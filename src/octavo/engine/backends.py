@@ -10,7 +10,7 @@ from octavo.kernels.numpy_backend import NumpyBackend
 from octavo.kernels.ops import Backend, KVDtype
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
-QuantizationName = Literal["auto", "none", "file", "int8"]
+QuantizationName = Literal["auto", "none", "file", "int8", "int4"]
 KVCacheDtypeName = Literal["auto", "float32", "bfloat16", "int8"]
 BACKENDS: Final = ("auto", "native", "numpy")
 
@@ -58,7 +58,7 @@ def choose_backend(
 def _numpy(dtype: DtypeName, quantization: QuantizationName, options: NativeOptions) -> Compute:
     if options.cpus:
         raise SettingError("--cpu-affinity needs the native backend.", name="--cpu-affinity")
-    if quantization in ("file", "int8"):
+    if quantization in ("file", "int8", "int4"):
         raise SettingError(
             f"--quantization {quantization} needs the native backend; numpy computes with none.",
             name="--quantization",
@@ -73,5 +73,5 @@ def _native(dtype: DtypeName, quantization: QuantizationName, options: NativeOpt
     from octavo.kernels.native.weights import Precision
 
     chosen = "bfloat16" if dtype == "auto" else dtype
-    precision: Precision = quantization if quantization in ("file", "int8") else chosen
+    precision: Precision = quantization if quantization in ("file", "int8", "int4") else chosen
     return Compute(NativeBackend(precision, options), chosen, precision)

@@ -59,8 +59,9 @@ class EngineSettings:
     native backend and float32 on numpy."""
     quantization: QuantizationName = "auto"
     """What meets what in products. ``none``: weights in ``dtype``. ``file``: weights as the file
-    has them, and ``int8``: 8 bits a weight, both with activations of 8 bits, scaled by the 32:
-    faster, less exact. ``auto``: none."""
+    has them, ``int8``: 8 bits a weight, and ``int4``: 4 bits with a scale and minimum for each 32
+    (8 bits for the embedding table and the head; what the file has in 4 bits stays as it is), all
+    three with activations of 8 bits, scaled by the 32: faster, less exact. ``auto``: none."""
     kv_cache_dtype: KVCacheDtypeName = "auto"
     """Number format of KV; ``auto``: that of ``dtype``. ``int8`` has a scale for each token and KV
     head: half the memory of bfloat16, less exact."""

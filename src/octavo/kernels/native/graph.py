@@ -167,6 +167,7 @@ class Recorder:
 
     def logits(self, x: Value, head: MatrixWeight, *, softcap: float | None = None) -> Value:
         """Record the head's product."""
+        head.is_head = True
         out = Value(head.outputs, x.per_logits_row)
         self.nodes.append(Linear(out, x, head, softcap=softcap))
         return out

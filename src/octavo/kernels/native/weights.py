@@ -15,7 +15,7 @@ from octavo.kernels.native import _native
 from octavo.kernels.native.packed_store import PackedStore, WeightSpec
 from octavo.kernels.weights import Encoding, WeightTensor
 
-Precision = Literal["float32", "bfloat16", "int8", "file"]
+Precision = Literal["float32", "bfloat16", "int8", "int4", "file"]
 """How weights are held: all in one format, or each as near to the file's own as there is."""
 
 
@@ -70,6 +70,9 @@ _WIDEST_FIRST: Final = (
     Format.U4_GROUP_MIN,
     Format.U4_GROUP,
 )
+"""Each holds what all behind it hold: Q4_0 with a minimum of -8 scales is what it was."""
+
+_FOUR_BITS: Final = frozenset({Format.U4_GROUP, Format.U4_GROUP_MIN})
 
 
 @dataclass(eq=False)
@@ -83,6 +86,8 @@ class MatrixWeight:
     bias: NDArray[np.float32] | None = None
     is_table: bool = False
     """Whether rows of it are looked up."""
+    is_head: bool = False
+    """Whether it makes logits."""
     packed: dict[bool, _native.Weight] = field(default_factory=dict)
     """By whether it is gated."""
 
@@ -120,7 +125,7 @@ class MatrixWeight:
         gated: bool,
         store: PackedStore | None,
     ) -> _native.Weight:
-        form = choose_format(self.parts, precision)
+        form = choose_format(self.parts, precision, is_vocabulary=self.is_table or self.is_head)
         if store is None:
             return self._pack(backend, form, gated)
         spec = WeightSpec(sample_of(self.parts), self.outputs, self.inputs, form, gated)
@@ -146,8 +151,15 @@ class VectorWeight:
     packed: _native.Vector
 
 
-def choose_format(parts: Sequence[WeightTensor], precision: Precision) -> Format:
-    """Return the packed format of a matrix whose parts are stacked."""
+def choose_format(
+    parts: Sequence[WeightTensor], precision: Precision, *, is_vocabulary: bool = False
+) -> Format:
+    """Return the packed format of a matrix whose parts are stacked.
+
+    In int4, 4-bit parts of the file stay as they are, and a matrix of the vocabulary (embedding
+    table or head) takes 8 bits: each of its rows is a token's, with no others to average out the
+    error, and its error lands in the logits themselves.
+    """
     if precision == "float32":
         return Format.F32
     if precision == "bfloat16":
@@ -155,11 +167,10 @@ def choose_format(parts: Sequence[WeightTensor], precision: Precision) -> Format
     if precision == "int8":
         return Format.I8_CHANNEL
     wanted = {_NEAREST[part.encoding] for part in parts}
-    if len(wanted) == 1:
-        return wanted.pop()
-    # 4-bit parts of different kinds, or stacked on wider ones, widen to what holds them all.
-    widest = next(format for format in _WIDEST_FIRST if format in wanted)
-    return Format.I8_GROUP if widest is Format.U4_GROUP_MIN else widest
+    widest = next(form for form in _WIDEST_FIRST if form in wanted)
+    if precision == "int4" and widest not in _FOUR_BITS:
+        return Format.I8_GROUP if is_vocabulary else Format.U4_GROUP_MIN
+    return widest
 
 
 def sample_of(parts: Sequence[WeightTensor]) -> str:
