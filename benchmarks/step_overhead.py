@@ -1,9 +1,12 @@
 """Time around the model: scheduling, batch building and sampling of a step of 64 decodes.
 
-``python benchmarks/step_overhead.py`` takes a few seconds and prints medians in milliseconds.
+``python benchmarks/step_overhead.py`` takes a few seconds and prints medians in milliseconds;
+``--sampler numpy`` chooses the reference instead of the native sampler.
 The model is replaced by prepared logits, so what is left is what Octavo adds to a step.
 """
 
+import argparse
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -18,8 +21,9 @@ from octavo.core.ids import RequestId
 from octavo.core.plan import BlockCopy
 from octavo.core.request import CacheIdentity, Request
 from octavo.core.sampling import SamplingParams
+from octavo.engine.backends import choose_backend
 from octavo.kernels.batch import StepBatch
-from octavo.kernels.sampling.numpy_sampler import NumpySampler
+from octavo.kernels.ops import Backend
 from octavo.kvcache.manager import KVCacheManager
 from octavo.runner.runner import Runner
 from octavo.scheduler.scheduler import Scheduler
@@ -60,7 +64,7 @@ class PreparedLogits:
         """Copy nothing: there is no KV."""
 
 
-def measure(vocab_size: int, sampling: SamplingParams) -> tuple[float, ...]:
+def measure(backend: Backend, vocab_size: int, sampling: SamplingParams) -> tuple[float, ...]:
     """Return median milliseconds of schedule, batch building, sampling and update."""
     blocks = NUM_SEQUENCES * (-(-MAX_MODEL_LEN // BLOCK_SIZE))
     config = SchedulerConfig(
@@ -78,7 +82,7 @@ def measure(vocab_size: int, sampling: SamplingParams) -> tuple[float, ...]:
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=NUM_SEQUENCES,
         vocab_size=vocab_size,
-        sampler=NumpySampler(vocab_size),
+        sampler=backend.sampler(vocab_size),
     )
     prompts = np.random.default_rng(1).integers(vocab_size, size=(NUM_SEQUENCES, NUM_PROMPT_TOKENS))
     for i, prompt in enumerate(prompts.tolist()):
@@ -103,13 +107,18 @@ def step(scheduler: Scheduler, runner: Runner, model: PreparedLogits) -> tuple[f
 
 def main() -> None:
     """Print one line per vocabulary and kind of sampling."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sampler", choices=("auto", "native", "numpy"), default="auto")
+    args = parser.parse_args()
+    backend = choose_backend(args.sampler, "auto", "auto", threads=0, isa="auto").backend
+    print(f"{backend.name} sampler, load {os.getloadavg()[0]:.1f}")
     print(f"milliseconds a step, median of {NUM_STEPS} steps of {NUM_SEQUENCES} decodes")
     print(
         f"{'vocabulary':>10}  {'sampling':<22}{'schedule':>9}{'batch':>9}{'sample':>9}{'update':>9}"
     )
     for vocab_size in (49_152, 151_936):
         for name, sampling in CASES.items():
-            parts = "".join(f"{part:9.2f}" for part in measure(vocab_size, sampling))
+            parts = "".join(f"{part:9.2f}" for part in measure(backend, vocab_size, sampling))
             print(f"{vocab_size:>10}  {name:<22}{parts}", flush=True)
 
 

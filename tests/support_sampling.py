@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from octavo.core.ids import SequenceId, TokenId
 from octavo.core.plan import NewSequence
 from octavo.core.sampling import SamplingParams
+from octavo.kernels.native.loading import is_built
 from octavo.kernels.sampling.interface import Sampler, SamplingState
 from octavo.kernels.sampling.numpy_sampler import NumpySampler
 
@@ -42,7 +43,19 @@ def sampling_state(
     return sampler.state(new_sequence(0, prompt, sampling, seed=seed, output=output, ending=ending))
 
 
-def samplers() -> dict[str, MakeSampler]:
-    """Return the reference, and the native sampler of each instruction set this machine has."""
-    found: dict[str, MakeSampler] = {"numpy": NumpySampler}
-    return found
+def sampler_names() -> list[str]:
+    """Return ``numpy`` and the instruction sets for which this machine has a native sampler."""
+    if not is_built():
+        return ["numpy"]
+    from support_native import ISAS
+
+    return ["numpy", *ISAS]
+
+
+def sampler_maker(name: str) -> MakeSampler:
+    """Return what makes the sampler of this name."""
+    if name == "numpy":
+        return NumpySampler
+    from support_native import backend_of
+
+    return backend_of(name).sampler

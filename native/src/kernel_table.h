@@ -152,6 +152,19 @@ struct AttendArgs {
                         // [segment][rows * heads per KV head][dim + 2]; null: `out`
 };
 
+// Tokens of a row of logits that are summed up by their maximum or their mass.
+constexpr int64_t kTokenBlock = 64;
+
+// Most tokens whose masses an int64 can add up (MAX_VOCAB in weights.py).
+constexpr int64_t kMaxVocab = (1 << 18) + (1 << 17);
+
+inline int64_t token_blocks(int64_t vocab) { return (vocab + kTokenBlock - 1) / kTokenBlock; }
+
+struct LogitsRange {
+  float best;           // the largest logit; meaningless if one is NaN
+  bool has_nan;
+};
+
 struct KernelTable {
   const char* name;
   int lanes;            // floats in a vector
@@ -172,6 +185,26 @@ struct KernelTable {
   void (*gemm)(const PackedWeight& weight, const GemmArgs& args);
   void (*rope_and_store)(const KVLayer& kv, const AttentionShape& shape, const RopeArgs& args);
   void (*attend)(const KVLayer& kv, const AttentionShape& shape, const AttendArgs& args);
+
+  // Rows of logits. A token's weight is exp2((logit - top) * factor), its mass the weight in whole
+  // units of 2^-44: bit for bit the same in every set, and in numpy.
+  //
+  // `scan_logits` finds the largest logit of a row and, in `block_max`, of each block. With `copy`
+  // the row is copied, and with `mask` (a bit a token) others become minus infinity in the copy;
+  // the maxima of blocks are the copy's, `best` is the row's. A mask needs a copy.
+  LogitsRange (*scan_logits)(const float* x, int64_t size, const uint8_t* mask, float* copy,
+                             float* block_max);
+  // The mass of each block.
+  void (*weigh_blocks)(const float* x, int64_t size, const float* block_max, float top,
+                       float factor, int64_t* masses);
+  // Weight and mass of each of `size` logits.
+  void (*weigh_tokens)(const float* x, int64_t size, float top, float factor, float* weights,
+                       int64_t* masses);
+  // Tokens whose logit is `cut` or more, ascending; returns their number.
+  int64_t (*collect_tokens)(const float* x, int64_t size, const float* block_max, float cut,
+                            int32_t* ids, float* logits);
+  // Tokens with a larger logit than `token`, or an equal one and a lower id.
+  int64_t (*count_ahead)(const float* x, int64_t size, const float* block_max, int64_t token);
 
   // The machine's ceilings.
   int64_t (*spin_int8)(int64_t rounds, float* sink);   // returns operations done

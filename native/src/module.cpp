@@ -17,6 +17,7 @@
 #include "mapped_file.h"
 #include "measure.h"
 #include "program.h"
+#include "sampling_module.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -271,6 +272,9 @@ void bind_backend(nb::module_& m) {
           throw std::invalid_argument("A block id lies outside the KV cache.");
         b.kv().copy_block(source, target);
       }, "source"_a, "target"_a)
+      .def("sampler", [](Backend& b, int64_t vocab) {
+        return make_sampler(b.kernels(), b.pool(), vocab);
+      }, "vocab"_a, nb::keep_alive<0, 1>())
       .def("barrier_ns", [](Backend& b) { return measure_barrier_ns(b.pool()); })
       .def("read_gb_per_s", [](Backend& b, int64_t bytes) {
         return measure_read_gb_per_s(b.pool(), b.kernels(), bytes);
@@ -287,6 +291,7 @@ NB_MODULE(_native, m) {
   m.def("usable_cpus", usable_cpus);
   m.def("usable_threads", usable_threads);
   m.def("packed_layout", packed_layout);
+  bind_sampling(m);
   bind_backend(m);
   bind_program(m);
 }

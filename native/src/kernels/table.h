@@ -7,12 +7,14 @@
 #include "kernels/pack.h"
 #include "kernels/rope.h"
 #include "kernels/attention.h"
+#include "kernels/logits.h"
 #include "kernels/ceilings.h"
 
 const KernelTable& table() {
   static constexpr KernelTable kTable = {
       OCTAVO_ISA_NAME, kLanes, panel_bytes, pack, unpack_row, quantise, rms_norm, add, gated,
       softmax_merge, gemm, rope_and_store, attend,
+      scan_logits, weigh_blocks, weigh_tokens, collect_tokens, count_ahead,
       spin_int8, spin_float, read_stream,
   };
   return kTable;

@@ -1,7 +1,7 @@
 """Packs the scheduled sequences of a plan, and their rows, into batches for the step function."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,8 @@ from octavo.runner.rows import Row
 Int32 = NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Tokens of one sequence in one batch."""
+class Chunk(NamedTuple):
+    """Tokens of one sequence in one batch. A tuple, because every step makes one a sequence."""
 
     row: Row
     token_ids: tuple[TokenId, ...]
@@ -136,6 +135,8 @@ def build_batch(chunks: Sequence[Chunk], block_tables: Int32, block_size: int) -
 
 def _logits_rows(chunks: Sequence[Chunk], cu_query_lens: Int32) -> Int32:
     """Return, per chunk in order, its scored tokens and then its sampling one."""
+    if all(chunk.samples and not chunk.num_scored for chunk in chunks):
+        return cu_query_lens[1:] - 1
     rows: list[int] = []
     ends = cu_query_lens.tolist()
     for chunk, first, stop in zip(chunks, ends[:-1], ends[1:], strict=True):

@@ -93,6 +93,8 @@ class SequenceRows:
         Raises:
             InvariantError: one of them has no row, or other tokens.
         """
+        if not scheduled.forks:
+            return ()
         rows = tuple(row for name in scheduled.forks if (row := self._rows.get(name)) is not None)
         stop = scheduled.start + len(scheduled.token_ids)
         if len(rows) < len(scheduled.forks) or any(row.num_tokens != stop for row in rows):

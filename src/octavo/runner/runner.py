@@ -77,7 +77,7 @@ class Runner:
             self._copy_blocks(plan.copies)
         rows = self._rows
         chunks = [make_chunk(rows.update(item), item, rows.forks(item)) for item in plan.scheduled]
-        if self._grammars is not None:
+        if self._grammars:
             self._grammars.prepare(
                 (row.sequence_id, chunk.num_output_tokens)
                 for chunk in chunks
@@ -96,10 +96,11 @@ class Runner:
         """Compute the chunks that are to be embedded; return the others."""
         assert self._pooler is not None
         pooled = [chunk for chunk in chunks if chunk.row.params.pooling is not None]
-        if pooled:
-            found = self._pooler.run(pooled, self._rows.block_tables)
-            result.pooled |= found.embeddings
-            result.failed |= found.failed
+        if not pooled:
+            return list(chunks)
+        found = self._pooler.run(pooled, self._rows.block_tables)
+        result.pooled |= found.embeddings
+        result.failed |= found.failed
         return [chunk for chunk in chunks if chunk.row.params.pooling is None]
 
     def _update_rows(self, plan: SchedulerOutput) -> None:
@@ -164,7 +165,7 @@ class Runner:
         masks: dict[int, Mask] = {}
         for i, (row, num_output_tokens) in enumerate(zip(rows, draws, strict=True)):
             mask = None
-            if self._grammars is not None:
+            if self._grammars:
                 try:
                     mask = self._grammars.mask(row.sequence_id)
                 except RequestError as error:
@@ -179,7 +180,7 @@ class Runner:
     def _accept(self, sequence_id: SequenceId, token_id: TokenId, result: "_Result") -> None:
         """Record a sampled token, and what its grammar makes of it."""
         result.sampled[sequence_id] = (token_id,)
-        if self._grammars is None:
+        if not self._grammars:
             return
         try:
             accepted = self._grammars.accept(sequence_id, token_id)

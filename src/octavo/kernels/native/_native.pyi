@@ -1,5 +1,7 @@
 """Types of the compiled extension."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +21,47 @@ class Weight:
 
 class Vector:
     def __init__(self, values: NDArray[np.float32]) -> None: ...
+
+class SamplingState:
+    def __init__(
+        self,
+        *,
+        vocab: int,
+        factor: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        repetition: float,
+        frequency: float,
+        presence: float,
+        counts_tokens: bool,
+        min_tokens: int,
+        num_top: int,
+        seed: int,
+        ending_ids: Sequence[int],
+        banned_ids: Sequence[int],
+        biased_ids: Sequence[int],
+        biases: Sequence[float],
+        outside_vocab: bool,
+        prompt: Sequence[int],
+    ) -> None: ...
+    def note_output(self, token_ids: Sequence[int]) -> None: ...
+
+Score = tuple[int, float, float, int, int, list[tuple[int, float]]]
+"""Token, largest logit, its logit, mass of the row, rank, likeliest tokens and their logits."""
+
+class Sampler:
+    def sample(
+        self,
+        logits: NDArray[np.float32],
+        rows: Sequence[int],
+        states: Sequence[SamplingState],
+        draws: Sequence[int],
+        masks: Sequence[tuple[int, NDArray[np.uint8]]],
+    ) -> tuple[list[int], list[tuple[int, int]], list[tuple[int, Score]]]: ...
+    def score(
+        self, logits: NDArray[np.float32], token_ids: Sequence[int], num_top: int
+    ) -> tuple[int, list[Score]]: ...
 
 class Backend:
     def __init__(self, isa: str, threads: int, cpus: list[int], pin_caller: bool) -> None: ...
@@ -58,6 +101,7 @@ class Backend:
         self, layers: int, kv_heads: int, dim: int, block_size: int, type: int
     ) -> int: ...
     def copy_block(self, source: int, target: int) -> None: ...
+    def sampler(self, vocab: int) -> Sampler: ...
     def barrier_ns(self) -> float: ...
     def read_gb_per_s(self, num_bytes: int) -> float: ...
     def peak_int8_ops(self) -> float: ...

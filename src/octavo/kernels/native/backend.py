@@ -15,6 +15,7 @@ from octavo.kernels.native.graph import Recorder
 from octavo.kernels.native.options import NativeOptions
 from octavo.kernels.native.packed_store import PackedStore
 from octavo.kernels.native.program import build_program
+from octavo.kernels.native.sampler import NativeSampler
 from octavo.kernels.native.weights import (
     MatrixWeight,
     Precision,
@@ -23,7 +24,6 @@ from octavo.kernels.native.weights import (
     stack_vectors,
 )
 from octavo.kernels.ops import Forward, KVDtype, KVSpec, StepFunction
-from octavo.kernels.sampling.numpy_sampler import NumpySampler
 from octavo.kernels.weights import WeightTensor
 
 _KV_TYPES: Final[dict[KVDtype, int]] = {"float32": 0, "bfloat16": 1, "int8": 2}
@@ -159,9 +159,9 @@ class NativeBackend:
 
         return step
 
-    def sampler(self, vocab_size: int) -> NumpySampler:
-        """Return the reference."""
-        return NumpySampler(vocab_size)
+    def sampler(self, vocab_size: int) -> NativeSampler:
+        """Return a sampler that shares the threads of the steps."""
+        return NativeSampler(self._native, vocab_size)
 
     def _keep(self, weight: MatrixWeight) -> MatrixWeight:
         self._weights.append(weight)

@@ -17,6 +17,7 @@ from octavo.core.errors import InvariantError
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 
+LOG2_E: Final = 1.4426950408889634
 MASS_BITS: Final = 44
 MAX_VOCAB: Final = 2**18 + 2**17
 """Most tokens whose masses an int64 can add; the largest vocabularies of 2025 have 262,144."""
@@ -48,7 +49,7 @@ def check_vocab(vocab_size: int) -> None:
 
 def token_weights(logits: Float32, top: np.float32, temperature: float = 1.0) -> Float32:
     """Return the weights of ``logits [V]``, none above ``top``, minus infinity allowed."""
-    factor = np.float32(math.log2(math.e) / temperature)
+    factor = np.float32(LOG2_E / temperature)
     weights = np.empty(len(logits), dtype=np.float32)
     with np.errstate(over="ignore"):
         for first in range(0, len(logits), _CHUNK):
