@@ -6,8 +6,9 @@ import pytest
 
 from octavo.core.errors import SettingError
 from octavo.core.events import NullObserver
+from octavo.engine import backends
 from octavo.engine.factory import EngineSettings, build_engine
-from octavo.kernels.native.loading import is_built
+from octavo.kernels.native.loading import NOT_BUILT, is_built
 from support_engine import Recorder, tiny_parts
 from support_loading import write_hf_folder
 
@@ -75,3 +76,14 @@ def test_an_unknown_number_format_of_kv_is_refused(tmp_path: Path) -> None:
     """Turns red when a typing mistake in Python falls back to some format."""
     with pytest.raises(SettingError, match="--kv-cache-dtype must be one of auto, float32"):
         tiny_parts(tmp_path / "tiny", Recorder(), kv_cache_dtype="fp8")
+
+
+def test_an_engine_without_native_kernels_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Turns red when an installation without a compiler computes slowly and nobody knows why."""
+    monkeypatch.setattr(backends, "is_built", lambda: False)
+    folder = write_hf_folder(tmp_path / "tiny", "llama")
+    parts = build_engine(EngineSettings(model=folder, served_model_name="t"), NullObserver())
+    assert parts.info.backend == "numpy"
+    assert [record.getMessage() for record in caplog.records] == [NOT_BUILT]

@@ -1,13 +1,16 @@
 """Which backend computes, and in which number formats."""
 
+import logging
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
 from octavo.core.errors import SettingError
-from octavo.kernels.native.loading import is_built, require_built
+from octavo.kernels.native.loading import NOT_BUILT, is_built, require_built
 from octavo.kernels.native.options import NativeOptions
 from octavo.kernels.numpy_backend import NumpyBackend
 from octavo.kernels.ops import Backend, KVDtype
+
+logger = logging.getLogger(__name__)
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
 QuantizationName = Literal["auto", "none", "file", "int8", "int4"]
@@ -48,7 +51,10 @@ def choose_backend(
             f"not {kv_cache_dtype!r}.",
             name="--kv-cache-dtype",
         )
-    if name == "numpy" or (name == "auto" and not is_built()):
+    is_last_resort = name == "auto" and not is_built()
+    if is_last_resort:
+        logger.warning(NOT_BUILT)
+    if name == "numpy" or is_last_resort:
         compute = _numpy(dtype, quantization, options)
     else:
         compute = _native(dtype, quantization, options)

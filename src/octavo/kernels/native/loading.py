@@ -7,7 +7,7 @@ from octavo.core.errors import SettingError
 
 NOT_BUILT: Final = (
     "The native backend was not built, because no C++ compiler was found at install time; "
-    "install one and reinstall octavo, or use --backend numpy (slow)."
+    "install one and reinstall octavo, or make do with --backend numpy (slow)."
 )
 
 
