@@ -71,7 +71,8 @@ def served(choices: argparse.Namespace) -> Iterator[Server]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    line = [sys.executable, "-c", "from octavo.cli.main import main; main()", "serve"]
+    interval = f"import sys; sys.setswitchinterval({choices.switch_interval})"
+    line = [sys.executable, "-c", f"{interval}; from octavo.cli.main import main; main()", "serve"]
     line += [choices.model, "--served-model-name", "m", "--port", str(port)]
     line += ["--quantization", choices.quantization, "--no-enable-prefix-caching"]
     process = subprocess.Popen(line, stdout=subprocess.DEVNULL)
@@ -189,6 +190,9 @@ def main() -> None:
     parser.add_argument("--quantization", default="auto")
     for name, default in (("requests", 16), ("prompt", 128), ("tokens", 64), ("rounds", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument(
+        "--switch-interval", type=float, default=sys.getswitchinterval(), help="of the server"
+    )
     choices = parser.parse_args()
     llm = LLM(choices.model, quantization=choices.quantization, enable_prefix_caching=False)
     prompts = prompts_of(llm, choices)
