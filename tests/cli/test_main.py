@@ -167,6 +167,17 @@ def test_what_cannot_work_is_one_sentence_and_exit_code_1(
     assert words in err
 
 
+@pytest.mark.parametrize("key", ["", " "])
+def test_an_empty_key_in_the_environment_is_refused(
+    key: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red if a service whose secret failed to arrive is open to everybody."""
+    monkeypatch.setenv("OCTAVO_API_KEY", key)
+    code, err = _error(capsys, ["serve"])
+    assert code == 1
+    assert "OCTAVO_API_KEY" in err
+
+
 @pytest.mark.parametrize("command", [["serve"], ["chat"], ["generate", "x", "--model"]])
 @pytest.mark.parametrize("content", [b"hello, world\n" * 100, b"", b"GGUF", b"GGUF\x03\0\0\0\xff"])
 def test_a_text_file_renamed_to_gguf_is_one_sentence(

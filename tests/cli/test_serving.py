@@ -9,7 +9,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +41,9 @@ def test_the_banner_says_what_an_operator_must_know() -> None:
     text = describe(INFO, file="f.gguf", url="http://h:1", names=("a", "b"), curl="curl it")
     for part in ("a, b (f.gguf)", "numpy", "float32", "11,650", "186,400", "8,192", "64", "512"):
         assert part in text
+    small = replace(INFO, num_blocks=100)
+    text += describe(small, file="f.gguf", url="http://h:1", names=("a",), curl="curl it")
+    assert "1,600 tokens a request" in text
     for part in ("fcfs", "http://h:1", "curl it", "caching on"):
         assert part in text
 

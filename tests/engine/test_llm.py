@@ -1,5 +1,6 @@
 """The offline front end, as vLLM users call it."""
 
+import math
 import signal
 import threading
 from functools import partial
@@ -11,6 +12,7 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.core.errors import ContextLengthError, InvalidRequestError, LoadError
 from octavo.core.request import FinishReason
+from octavo.engine.outputs import scaled
 from support_loading import write_hf_folder
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
@@ -120,6 +122,36 @@ def test_several_completions(llm: LLM) -> None:
     (out,) = llm.generate("go", SamplingParams(n=3, max_tokens=6, seed=1), use_tqdm=False)
     assert [completion.index for completion in out.outputs] == [0, 1, 2]
     assert len({completion.token_ids for completion in out.outputs}) == 3
+
+
+def test_embeddings(llm: LLM) -> None:
+    """Turns red when a vector belongs to another prompt, depends on company or on what is cached,
+    has another length than asked, or a pooled prompt leaves something behind."""
+    prompts = ["a", "much longer than the others", [98, 99, 100]]
+    for pooling in ("last", "mean"):
+        together = llm.embed(prompts, pooling=pooling)
+        assert [len(item.prompt_token_ids) for item in together] == [1, 27, 3]
+        for prompt, item in zip(prompts, together, strict=True):
+            (alone,) = llm.embed(prompt, pooling=pooling, normalize=False)
+            assert math.isclose(math.hypot(*item.embedding), 1.0, rel_tol=1e-6)
+            assert item.embedding == pytest.approx(scaled(alone.embedding), abs=1e-4)
+    last, mean = (llm.embed("abc", pooling=pooling)[0].embedding for pooling in ("last", "mean"))
+    assert last != pytest.approx(mean, abs=1e-3)
+    assert scaled((0.0, 0.0)) == (0.0, 0.0)
+    with pytest.raises(InvalidRequestError, match="pooling"):
+        llm.embed("a", pooling="max")  # type: ignore[arg-type]
+    assert llm.parts.core.stats().usage.num_used == 0
+
+
+def test_bad_words_and_allowed_tokens_offline(llm: LLM) -> None:
+    """Turns red when vLLM's ways to forbid tokens do nothing offline."""
+    free = llm.generate("a", greedy(max_tokens=12))[0].outputs[0]
+    bound = llm.generate("a", greedy(max_tokens=12, allowed_token_ids=(65, 66)))[0].outputs[0]
+    assert set(bound.token_ids) <= {65, 66}
+    word = bytes([bound.token_ids[0]]).decode()
+    other = greedy(max_tokens=12, allowed_token_ids=(65, 66), bad_words=(word,))
+    assert word not in llm.generate("a", other)[0].outputs[0].text
+    assert len(free.token_ids) == 12
 
 
 def test_wrong_calls_are_refused_by_name(llm: LLM) -> None:

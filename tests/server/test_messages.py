@@ -203,7 +203,8 @@ async def test_output_format() -> None:
 
 
 async def test_thinking() -> None:
-    """thinking switches reasoning, and is refused where the model has none."""
+    """thinking switches reasoning; a model that has none answers without, as agents ask all
+    models for it."""
     engine = calling_engine("<think>Hm.</think>Yes", template="<think>")
     answer = await ask(engine, thinking={"type": "enabled", "budget_tokens": 1024})
     assert answer["content"] == [
@@ -213,8 +214,28 @@ async def test_thinking() -> None:
     assert "[enable_thinking=True]" in prompt_of(engine)
     await ask(engine, thinking={"type": "disabled"})
     assert "[enable_thinking=False]" in prompt_of(engine)
-    refused = await post(ScriptedEngine(), PATH, {**ASK, "thinking": {"type": "adaptive"}})
-    check_refusal(refused, 400, "invalid_request_error", "thinking is not supported")
+    for kind in ("adaptive", "enabled", "disabled"):
+        engine = calling_engine("Yes")
+        answer = await ask(engine, thinking={"type": kind, "budget_tokens": 2000})
+        assert [block["type"] for block in answer["content"]] == ["text"]
+        assert "thinking" not in prompt_of(engine)
+
+
+async def test_what_agents_send_by_habit() -> None:
+    """An agent made for Claude connects: what asks for more than there is changes nothing."""
+    engine = calling_engine("Yes")
+    edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    for fields in (
+        {"context_management": edits},
+        {"output_config": {"effort": "high"}},
+        {"thinking": {"type": "adaptive", "display": "omitted"}},
+        {"metadata": {"user_id": "someone"}, "service_tier": "auto", "speed": "standard"},
+    ):
+        assert (await ask(engine, **fields))["content"] == [{"type": "text", "text": "Yes"}]
+    counted = {"model": "tiny", "messages": HELLO, "context_management": edits}
+    assert (await post(engine, COUNT, counted)).status_code == 200
+    response = await post(engine, f"{PATH}?beta=true", ASK)
+    assert response.status_code == 200
 
 
 async def test_counting() -> None:

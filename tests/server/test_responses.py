@@ -75,6 +75,65 @@ async def test_an_answer_cut_short() -> None:
     assert events[-1]["type"] == "response.incomplete"
 
 
+LOGPROBS = {"include": ["message.output_text.logprobs"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_top"),
+    [(LOGPROBS, 0), ({**LOGPROBS, "top_logprobs": 2}, 2), ({"top_logprobs": 1}, 1)],
+    ids=str,
+)
+async def test_logprobs(fields: dict[str, Any], num_top: int) -> None:
+    """Each token of the text has its logprob and so many of the likeliest, whole and streamed, the
+    end of the turn included; without being asked for there are none."""
+    whole = await ask(calling_engine("Hi é"), **fields)
+    scores = whole["output"][0]["content"][0]["logprobs"]
+    assert len(scores) == len("Hi é".encode()) + 1
+    assert [entry["token"] for entry in scores[:3]] == ["H", "i", " "]
+    assert all(len(entry["top_logprobs"]) == num_top for entry in scores)
+    assert whole["top_logprobs"] == fields.get("top_logprobs", 0)
+    events = await stream(calling_engine("Hi é"), **fields)
+    pieces = [e["logprobs"] for e in events if e["type"] == "response.output_text.delta"]
+    (done,) = [e["logprobs"] for e in events if e["type"] == "response.output_text.done"]
+    assert done == scores
+    assert [entry for piece in pieces for entry in piece] == scores[: sum(map(len, pieces))]
+    assert sum(map(len, pieces)) >= len(scores) - 1
+    assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == scores
+    plain = await ask(calling_engine("Hi é"), top_logprobs=0)
+    assert plain["output"][0]["content"][0]["logprobs"] == []
+
+
+async def test_logprobs_belong_to_the_text() -> None:
+    """Marks, reasoning and calls take no part in the logprobs of the text between them."""
+    text = f"<think>Hm.</think>Look. {CALL}"
+    for ask_for in (ask, stream):
+        engine = calling_engine(text, template=QWEN + "<think>")
+        found: Any = await ask_for(engine, tools=[TOOL], **LOGPROBS)
+        answer = found if ask_for is ask else found[-1]["response"]
+        (message,) = [item for item in answer["output"] if item["type"] == "message"]
+        (content,) = message["content"]
+        assert (
+            "".join(entry["token"] for entry in content["logprobs"]) == content["text"] == "Look."
+        )
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_allowed_tools(mode: str) -> None:
+    """A choice among some of the functions binds the answer to them, and is said back."""
+    other = {**TOOL, "name": "get_time"}
+    choice = {
+        "type": "allowed_tools",
+        "mode": mode,
+        "tools": [{"type": "function", "name": "get_weather"}],
+    }
+    engine = calling_engine()
+    answer = await ask(engine, tools=[TOOL, other], tool_choice=choice)
+    assert answer["tool_choice"] == choice
+    shape = engine.calls[-1]["sampling"].structured_output
+    assert "get_weather" in shape.text
+    assert "get_time" not in shape.text
+
+
 def check_events(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Follow the events as clients do; return the items that they make."""
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
@@ -201,7 +260,9 @@ async def test_tool_choices() -> None:
         ({"conversation": "conv_1"}, "conversation"),
         ({"store": True}, "store"),
         ({"background": True}, "background"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"include": ["file_search_call.results"]}, "include[0]"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": -1}, "top_logprobs"),
         ({"truncation": "auto"}, "truncation"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 10**6}, "max_output_tokens"),
@@ -210,7 +271,8 @@ async def test_tool_choices() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tools": [{"type": "function", "function": WEATHER}]}, "tools[0].name"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.mode"),
+        ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"text": {"format": {"type": "xml"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.name"),

@@ -51,7 +51,15 @@ def test_the_check_can_fail(check: Check) -> None:
             check(name, {"id": 5})
 
 
-@pytest.mark.parametrize("fields", [{}, {"n": 3}, {"logprobs": True, "top_logprobs": 2}], ids=str)
+CHAT_FIELDS = [
+    {},
+    {"n": 3},
+    {"logprobs": True, "top_logprobs": 2},
+    {"n": 2, "logprobs": True, "return_token_ids": True, "prompt_logprobs": None, "max_tokens": 3},
+]
+
+
+@pytest.mark.parametrize("fields", CHAT_FIELDS, ids=str)
 async def test_chat(check: Check, fields: dict[str, Any]) -> None:
     """Chat answers and chunks are what the specification describes."""
     body = {"messages": HELLO, **fields}
@@ -62,37 +70,44 @@ async def test_chat(check: Check, fields: dict[str, Any]) -> None:
         check("CreateChatCompletionStreamResponse", chunk)
 
 
-@pytest.mark.parametrize("fields", [{}, {"n": 3}, {"logprobs": 2}, {"echo": True}], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"n": 3}, {"logprobs": 2}, {"echo": True}, {"n": 2, "logprobs": 0, "seed": 1}],
+    ids=str,
+)
 async def test_completions(check: Check, fields: dict[str, Any]) -> None:
     """Completions are what the specification describes; chunks but for the reason, which is null
     until the last (the specification's schema forgets that, its server does not)."""
     body = {"prompt": ["ab", "cd"], **fields}
     answer = (await post(ScriptedEngine(), COMPLETIONS, body)).json()
     check("CreateCompletionResponse", answer)
-    streamed = {**body, "stream": True}
+    streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
     for chunk in parse_events((await post(ScriptedEngine(), COMPLETIONS, streamed)).content):
         for choice in chunk["choices"]:
             choice["finish_reason"] = choice["finish_reason"] or "stop"
+        chunk = {key: value for key, value in chunk.items() if value is not None or key != "usage"}
         check("CreateCompletionResponse", chunk)
 
 
 SAYINGS = ["Hi", f"<think>Hm.</think>Look. {TOOL_CALL}{TOOL_CALL}", TOOL_CALL]
 
 
+@pytest.mark.parametrize("fields", [{}, {"n": 2, "logprobs": True, "top_logprobs": 1}], ids=str)
 @pytest.mark.parametrize("text", SAYINGS)
-async def test_chat_with_tools(check: Check, text: str) -> None:
+async def test_chat_with_tools(check: Check, text: str, fields: dict[str, Any]) -> None:
     """Calls in chat answers and chunks are what the specification describes."""
-    body = {"messages": HELLO, "tools": TOOLS}
+    body = {"messages": HELLO, "tools": TOOLS, **fields}
     template = QWEN + "<think>"
     answer = (await post(calling_engine(text, template=template), CHAT, body)).json()
     check("CreateChatCompletionResponse", answer)
-    streamed = await post(calling_engine(text, template=template), CHAT, {**body, "stream": True})
-    for chunk in parse_events(streamed.content):
+    streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    chunks = await post(calling_engine(text, template=template), CHAT, streamed)
+    for chunk in parse_events(chunks.content):
         check("CreateChatCompletionStreamResponse", chunk)
 
 
 @pytest.mark.parametrize("text", SAYINGS)
-@pytest.mark.parametrize("fields", [{}, {"max_output_tokens": 9}], ids=str)
+@pytest.mark.parametrize("fields", [{}, {"max_output_tokens": 9}, {"top_logprobs": 2}], ids=str)
 async def test_responses(check: Check, text: str, fields: dict[str, Any]) -> None:
     """Responses and each of their events are what the specification describes."""
     body = {"input": "hi", "tools": [{"type": "function", **WEATHER}], **fields}

@@ -1,9 +1,10 @@
 """Tools and formats on the real engine: what the grammar lets a model write is what is read."""
 
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import httpx
@@ -11,12 +12,16 @@ import jsonschema
 import openai
 import orjson
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.factory import EngineSettings, async_engine, build_engine
+from octavo.runner.grammar import GrammarCompiler, Vocabulary
+from octavo.server.protocol.tools import ChatTool
+from octavo.server.tools.constraint import free_calls
+from octavo.server.tools.output import OutputFormat
 from octavo.server.tools.styles import HERMES, LLAMA3, MISTRAL, STYLES, ToolStyle
-from support_engine import Recorder, tiny_parts
+from support_engine import Recorder, byte_tokenizer, tiny_parts
 from support_loading import write_hf_folder
 from support_server import CHAT, HELLO, NAME, client_of, live_server, parse_events
 from support_tools import joined_message
@@ -171,6 +176,38 @@ class City(BaseModel):
     is_capital: bool
 
 
+class Move(BaseModel):
+    """What even a random model can be held to."""
+
+    model_config = ConfigDict(extra="forbid")
+    to: Literal["north", "south"]
+    steps: int = Field(ge=0, le=99)
+
+
+def test_messages_parse(folder: Path) -> None:
+    """client.messages.parse and .stream of Anthropic's client, unmodified: a pydantic model comes
+    back from a tiny random model, as its schema binds the answer."""
+
+    def engine() -> AsyncEngine:
+        return async_engine(tiny_parts(folder, Recorder(), max_model_len=1024))
+
+    said: Any = [{"role": "user", "content": "Where to?"}]
+    with (
+        live_server(engine) as server,
+        anthropic.Anthropic(base_url=server.url, api_key="k", max_retries=0) as claude,
+    ):
+        parsed = claude.messages.parse(
+            model=NAME, max_tokens=500, messages=said, output_format=Move
+        )
+        assert parsed.stop_reason == "end_turn"
+        assert isinstance(parsed.parsed_output, Move)
+        with claude.messages.stream(
+            model=NAME, max_tokens=500, messages=said, output_format=Move
+        ) as stream:
+            text = stream.get_final_text()
+        assert Move.model_validate_json(text)
+
+
 @pytest.mark.model
 def test_parse_with_pydantic(smollm2: str) -> None:
     """client.chat.completions.parse, unmodified: a real model answers with an object."""
@@ -226,6 +263,108 @@ def test_a_round_trip_with_a_real_model(smollm2: str) -> None:
         )
         assert message.stop_reason == "tool_use"
         assert message.content[0].input.keys() == {"city"}
+
+
+FREE = {
+    HERMES: [
+        "",
+        "hello",
+        'Well: {"name": "stop"}',
+        '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>',
+        'a <tool_call>\n{"name": "move", "arguments": {"to": "é", "steps": 3}}\n</tool_call> b',
+    ],
+    LLAMA3: [
+        "",
+        "hello",
+        " \nhello {}",
+        '{"name": "stop", "parameters": {}}',
+        '{"name": "move", "parameters": {"to": "north", "steps": 3, "fast": true}}',
+        'I do.<|python_tag|>{"name": "move", "parameters": {"to": "north", "steps": 3}}',
+    ],
+    MISTRAL: [
+        "",
+        "hello [1]",
+        '[TOOL_CALLS] [{"name": "stop", "arguments": {}}]',
+        'Hi [TOOL_CALLS] [{"name": "move", "arguments": {"to": "é", "steps": 3}}]',
+        '[TOOL_CALLS] [{"name": "stop", "arguments": {}}, {"name": "stop", "arguments": {"a": 1}}]',
+    ],
+}
+BOUND = {
+    HERMES: [
+        '<tool_call>\n{"name": "go", "arguments": {}}',
+        '<tool_call>\n{"name": "move", "arguments": {"to": "x"',
+        '<tool_call>{"name"',
+    ],
+    LLAMA3: [
+        '{"name": "go"',
+        '{"city": "Paris"}',
+        '  {"name": "go"',
+        '{"name": "move", "parameters": {}',
+        'I do.<|python_tag|>{"name": "move", "parameters": {"steps"',
+    ],
+    MISTRAL: [
+        '[TOOL_CALLS] [{"name": "go"',
+        '[TOOL_CALLS] [{"name": "move", "arguments": {}',
+        'Hi [TOOL_CALLS] [{"name": "stop", "arguments": {}}, {"name": "go"',
+    ],
+}
+
+
+MARK, OPEN, CLOSE = 256, 259, 260
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    """Bytes, an end of turn, and control tokens for marks."""
+    tokenizer = byte_tokenizer(tmp_path_factory.mktemp("bytes"))
+    words = Vocabulary(tokenizer, tokenizer.vocab_size, {258})
+    words.special_token_ids = sorted({*words.special_token_ids, OPEN, CLOSE})
+    return words
+
+
+def with_control(style: ToolStyle, text: str, words: Vocabulary) -> list[int]:
+    """Return a text's ids, its marks as control tokens."""
+    ids: list[int] = []
+    for part in re.split(f"({re.escape(style.mark)})", text):
+        ids += [MARK] if part == style.mark else words(part.encode())
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("thought", "begin"),
+    [
+        ((), []),
+        ((OPEN, CLOSE), []),
+        ((OPEN, CLOSE), [OPEN, 65, CLOSE]),
+        ((CLOSE,), [66, 10, CLOSE]),
+    ],
+)
+@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize("style", STYLES.values(), ids=lambda style: style.name)
+def test_what_a_strict_tool_leaves_free(
+    words: Vocabulary, style: ToolStyle, marked: bool, thought: tuple[int, ...], begin: list[int]
+) -> None:
+    """In each style, with a mark of text or of one control token, after reasoning or without: any
+    text may be said and what may be called called, arguments of a strict tool as its schema has
+    them; nothing else that reads as a call can be written."""
+    tools = [ChatTool.model_validate(tool) for tool in TOOLS]
+    anything = tools[1].function.model_copy(update={"parameters": {"type": "object"}})
+    tools[1] = tools[1].model_copy(update={"function": anything})
+    mark = MARK if marked else style.mark
+    shape = free_calls(style, tools, single=False, mark=mark, thought=thought)
+    grammar = GrammarCompiler(words).compile(shape)
+    cases = [(text, True) for text in FREE[style]] + [(text, False) for text in BOUND[style]]
+    for text, is_good in cases:
+        said = text.removesuffix(" b") if marked or thought else text
+        ids = [*begin, *(with_control(style, said, words) if marked else words(said.encode()))]
+        matcher = grammar.new_matcher()
+        count = matcher.try_consume_tokens(ids)
+        assert (count == len(ids)) is is_good, (text, count)
+        if is_good:
+            assert matcher.is_accepting(), text
+            read = OutputFormat(style, frozenset({"move", "stop"})).read(text)
+            assert all(isinstance(orjson.loads(call.arguments), dict) for call in read.calls)
+            assert bool(read.calls) is ("arguments" in text or "parameters" in text)
 
 
 async def test_strict_tools_leave_the_model_free(folder: Path) -> None:

@@ -179,6 +179,12 @@ async def test_arguments_that_are_no_json_are_kept() -> None:
         assert '"{oops"' in prompt_of(engine)
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    """Return a choice among some tools."""
+    named = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -196,7 +202,11 @@ async def test_arguments_that_are_no_json_are_kept() -> None:
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "any"}, "tool_choice"),
         ({"tool_choice": 5}, "tool_choice"),
-        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tool_choice": {"type": "made_up"}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+        ({"tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
+        ({"tool_choice": allowed("none", "get_weather")}, "tool_choice.allowed_tools.mode"),
+        ({"tool_choice": allowed("auto", "get_weather", "g")}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
         ({"parallel_tool_calls": "yes"}, "parallel_tool_calls"),
         ({"functions": [WEATHER]}, "functions"),
@@ -305,13 +315,41 @@ def tools_that(**fields: Any) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {**WEATHER, **fields}}]
 
 
+BOTH = [*TOOLS, {"type": "function", "function": {"name": "get_time"}}]
+
+
+async def test_allowed_tools_are_all_told_of() -> None:
+    """Turns red when the prompt, whose prefix should stay cached, depends on which tools may be
+    called now; or when the others may be called."""
+    engine = calling_engine("x", template=QWEN)
+    for choice in ("auto", allowed("auto", "get_time"), allowed("required", "get_time")):
+        await ask(engine, tools=BOTH, tool_choice=choice)
+    assert len({tuple(call["prompt"]) for call in engine.calls}) == 1
+    free, *bound = (call["sampling"].structured_output for call in engine.calls)
+    assert free is None
+    assert all("get_time" in shape.text and "get_weather" not in shape.text for shape in bound)
+
+
 @pytest.mark.parametrize(
     ("fields", "template", "kind"),
     [
         ({}, QWEN, None),
         ({"tools": tools_that(strict=True)}, QWEN, StructuredKind.STRUCTURAL_TAG),
         ({"tools": tools_that(strict=True)}, "", StructuredKind.STRUCTURAL_TAG),
-        ({"tools": tools_that(strict=True)}, "tools [TOOL_CALLS]", None),
+        ({"tools": tools_that(strict=True)}, "tools [TOOL_CALLS]", StructuredKind.TOOL_CALLS),
+        ({"tools": tools_that(strict=True)}, "tools <|python_tag|>", StructuredKind.TOOL_CALLS),
+        ({"tool_choice": allowed("auto", "get_weather")}, QWEN, None),
+        (
+            {"tools": BOTH, "tool_choice": allowed("auto", "get_weather")},
+            QWEN,
+            StructuredKind.STRUCTURAL_TAG,
+        ),
+        (
+            {"tools": BOTH, "tool_choice": allowed("required", "get_weather")},
+            QWEN,
+            StructuredKind.TOOL_CALLS,
+        ),
+        ({"tools": BOTH, "tool_choice": "auto"}, QWEN, None),
         ({"tools": tools_that(strict=True), "tool_choice": "none"}, QWEN, None),
         ({"tool_choice": "required"}, QWEN, StructuredKind.TOOL_CALLS),
         ({"tool_choice": "required"}, "tools <|python_tag|>", StructuredKind.TOOL_CALLS),

@@ -1,5 +1,7 @@
 """``octavo serve``: an OpenAI-compatible server for one model."""
 
+import os
+
 from octavo.cli import options
 from octavo.core.errors import SettingError
 
@@ -45,8 +47,12 @@ def serve(
     from octavo.engine.factory import EngineSettings
     from octavo.server.listener import listen
 
-    if api_key == "":
-        raise SettingError("--api-key must not be empty.", name="--api-key")
+    # An empty variable counts as none for typer, but would leave open what was to be locked.
+    if not (os.environ.get("OCTAVO_API_KEY", "key") if api_key is None else api_key).strip():
+        raise SettingError(
+            "--api-key (or OCTAVO_API_KEY) must not be empty: give a key, or leave it out.",
+            name="--api-key",
+        )
     if served_model_name is not None and "" in served_model_name:
         raise SettingError("--served-model-name must not be empty.", name="--served-model-name")
     set_up_logging(log_level)

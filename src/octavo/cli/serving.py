@@ -109,12 +109,13 @@ def describe(info: ModelInfo, *, file: str, url: str, names: Sequence[str], curl
     """Return what an operator should know: model, memory, limits, address, and a line to try."""
     caching = "on" if info.enable_prefix_caching else "off"
     weights = "as in the file" if info.precision == "file" else info.precision
+    longest = min(info.max_model_len, info.num_kv_tokens)
     rows = {
         "model": f"{', '.join(names)} ({file})",
         "backend": f"{info.backend}; weights {weights}, KV {info.dtype}",
         "KV cache": f"{info.num_blocks:,} blocks of {info.block_size} tokens: "
         f"{info.num_kv_tokens:,} tokens fit; prefix caching {caching}",
-        "limits": f"{info.max_model_len:,} tokens a request, {info.max_num_seqs:,} sequences at "
+        "limits": f"{longest:,} tokens a request, {info.max_num_seqs:,} sequences at "
         f"once, {info.max_num_batched_tokens:,} tokens a step; {info.scheduling_policy} queue",
         "address": f"{url} (/v1/..., /health, /metrics, /docs)",
     }

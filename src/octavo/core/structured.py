@@ -75,11 +75,14 @@ class StructuredOutput:
 
     @classmethod
     def tool_calls(cls, calls: Mapping[str, object], *, param: str = "tools") -> "StructuredOutput":
-        """Nothing but calls of tools.
+        """Calls of tools, and nothing else unless there is a ``text``.
 
         ``calls`` is ``{"open": mark, "prefix": text, "choices": [{"begin", "schema", "end"}, …],
         "separator": text, "close": text, "max_calls": number}``; the mark is a text, or a control
-        token's id.
+        token's id. With ``"text": "any"`` the answer is free text up to a mark, if any; with
+        ``"not an object"`` calls also come without one, where the answer begins with a brace.
+        ``"thought": [open, close]`` are control tokens between which reasoning may come first;
+        ``[close]`` alone, where the prompt ends inside of it.
         """
         return cls(StructuredKind.TOOL_CALLS, _dump(calls, param), param)
 

@@ -10,11 +10,17 @@ from octavo.core.errors import InvalidRequestError, InvariantError
 from octavo.core.events import NullObserver
 from octavo.core.ids import RequestId, TokenId
 from octavo.core.request import TokenLogprobs
-from octavo.core.sampling import SamplingParams
+from octavo.core.sampling import Pooling, SamplingParams
 from octavo.engine.factory import EngineParts, EngineSettings, build_engine
 from octavo.engine.interrupts import HeldInterrupts, held_interrupts
 from octavo.engine.output_processor import OutputProcessor
-from octavo.engine.outputs import CompletionOutput, GenerationDelta, RequestOutput
+from octavo.engine.outputs import (
+    CompletionOutput,
+    EmbeddingOutput,
+    GenerationDelta,
+    RequestOutput,
+    scaled,
+)
 from octavo.engine.progress import Progress, progress_bar
 from octavo.models.source import default_cache_dir, packed_cache_dir, resolve_model
 from octavo.runner.grammar import CompiledGrammar
@@ -103,6 +109,34 @@ class LLM:
         params = _one_each(sampling_params, len(texts))
         return self._run(texts, tokens, params, use_tqdm=use_tqdm)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingOutput]:
+        """Turn each prompt (text or token ids) into a vector, as ``POST /v1/embeddings`` does.
+
+        Args:
+            prompts: one or several.
+            pooling: the state of the last token, or the mean over all.
+            normalize: whether vectors are scaled to length 1.
+            use_tqdm: whether progress is shown.
+
+        Raises:
+            RequestError: a prompt is wrong; nothing was computed then.
+        """
+        batch = _as_prompts(prompts)
+        params = [SamplingParams(max_tokens=0, pooling=pooling)] * len(batch)
+        tokens = [self._encode(prompt) for prompt in batch]
+        run, names = self._finish(tokens, params, use_tqdm=use_tqdm)
+        return [
+            EmbeddingOutput(name, tuple(prompt), run.embedding(name, normalize=normalize))
+            for name, prompt in zip(names, tokens, strict=True)
+        ]
+
     def _encode(self, prompt: Prompt) -> Sequence[TokenId]:
         return self._parts.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
@@ -114,6 +148,20 @@ class LLM:
         *,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
+        run, names = self._finish(tokens, params, use_tqdm=use_tqdm)
+        return [
+            run.result(name, text, prompt)
+            for name, text, prompt in zip(names, texts, tokens, strict=True)
+        ]
+
+    def _finish(
+        self,
+        tokens: Sequence[Sequence[TokenId]],
+        params: Sequence[SamplingParams],
+        *,
+        use_tqdm: bool,
+    ) -> tuple["_Run", list[str]]:
+        """Run all prompts to their ends; return the run and their names in it."""
         run = _Run(self._parts)
         names = [f"offline-{next(self._ids)}" for _ in tokens]
         with self._turn, held_interrupts() as held:
@@ -121,10 +169,7 @@ class LLM:
                 run.add(prompt, sampling, name)
             with progress_bar("Processed prompts", len(tokens), show=use_tqdm) as bar:
                 run.finish(bar, held)
-        return [
-            run.result(name, text, prompt)
-            for name, text, prompt in zip(names, texts, tokens, strict=True)
-        ]
+        return run, names
 
 
 class _Run:
@@ -177,6 +222,14 @@ class _Run:
             num_cached_tokens=max(delta.num_cached_tokens for delta in deltas),
             prompt_logprobs=scored[0] if scored else None,
         )
+
+    def embedding(self, name: str, *, normalize: bool) -> tuple[float, ...]:
+        [last] = self._deltas[name]
+        if last.error is not None:
+            raise last.error
+        if last.embedding is None:
+            raise InvariantError("a pooled prompt has no embedding")
+        return scaled(last.embedding) if normalize else last.embedding
 
     def _settle(self, finished: Iterable[Any], bar: Progress) -> None:
         for request_id in self._processor.settle(finished):

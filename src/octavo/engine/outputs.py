@@ -1,5 +1,7 @@
 """What front ends hand to callers: text and tokens of each completion."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.core.errors import RequestError
@@ -64,6 +66,21 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     num_cached_tokens: int
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A prompt and its vector."""
+
+    request_id: str
+    prompt_token_ids: tuple[TokenId, ...]
+    embedding: tuple[float, ...]
+
+
+def scaled(vector: Sequence[float]) -> tuple[float, ...]:
+    """Return a vector of the same direction and length 1; one of zeros stays so."""
+    length = math.sqrt(math.fsum(value * value for value in vector))
+    return tuple(value / length for value in vector) if length > 0 else tuple(vector)
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,9 @@ def _read_architecture(file: GGUFFile, architecture: Architecture) -> DecoderCon
         embedding_scale=math.sqrt(hidden) if gemma else 1.0,
     )
     if unread := sorted(values.unread() - _NO_EFFECT):
-        logger.warning("%s: settings that have no effect: %s", file.path, ", ".join(unread))
+        # Names come from the file: escaped and cut, they cannot garble a terminal.
+        names = ", ".join(name.encode("unicode_escape").decode()[:64] for name in unread)
+        logger.warning("%s: settings that have no effect: %s", file.path, names)
     return config
 
 

@@ -182,17 +182,22 @@ def _of_tags(value: Any, spec: StructuredOutput, special_texts: frozenset[str]) 
 
 
 def _of_calls(value: Any, spec: StructuredOutput) -> str:
-    """Return a Lark grammar: a mark, one to ``max_calls`` of the choices, what closes them."""
+    """Return a Lark grammar: a mark, one to ``max_calls`` of the choices, what closes them.
+
+    With a text before, the mark ends it: as a control token, which no text can hold, or as a text
+    that is found as soon as it is complete.
+    """
     choices = _field(value, "choices", list, spec)
-    mark = value["open"]
-    opening = f"<[{mark}]>" if isinstance(mark, int) else json.dumps(mark)
-    opening += " " + json.dumps(value["prefix"])
-    separator, more = json.dumps(value["separator"]), value["max_calls"] - 1
-    others = f"({separator} call){{0,{more}}}" if more else ""
-    rules = [
-        f"start: {opening} call {others} {json.dumps(value['close'])}",
-        "call: " + " | ".join(f"call_{index}" for index in range(len(choices))),
-    ]
+    mark, more = value["open"], value["max_calls"] - 1
+    others = f"({json.dumps(value['separator'])} call){{0,{more}}}" if more else ""
+    calls = f"{json.dumps(value['prefix'])} call {others} {json.dumps(value['close'])}"
+    text = _TEXTS.get(value.get("text", ""))
+    if text is None:
+        opening = [f"<[{mark}]>"] if isinstance(mark, int) else [json.dumps(mark)] if mark else []
+        rules = [f"start: {' '.join([*opening, calls])}"]
+    else:
+        rules = _with_text(value, mark, calls, text)
+    rules += ["call: " + " | ".join(f"call_{index}" for index in range(len(choices)))]
     schemas: list[dict[str, Any]] = []
     for index, choice in enumerate(choices):
         schemas.append(_as_object(choice["schema"], spec))
@@ -200,8 +205,32 @@ def _of_calls(value: Any, spec: StructuredOutput) -> str:
         begin, end = json.dumps(choice["begin"]), json.dumps(choice["end"])
         rules += [f"call_{index}: {begin} arguments_{index} {end}"]
         rules += [f"arguments_{index}: %json {schema}"]
-    text = "\n".join(rules)
-    return NO_FORCING + text if _forces_much(schemas, spec, value["max_calls"]) else text
+    lark = "\n".join(rules)
+    return NO_FORCING + lark if _forces_much(schemas, spec, value["max_calls"]) else lark
+
+
+def _with_text(value: Any, mark: str | int, calls: str, text: str) -> list[str]:
+    """Return the rules of an answer that may be text, perhaps after reasoning."""
+    bare = [calls] if value["text"] == "not an object" else []
+    rules = [f"answer: {' | '.join(['TEXT', 'marked', *bare])}", f"TEXT: {text}"]
+    match value.get("thought", ()):
+        case (opening, closing):
+            rules += [f"start: (<[{opening}]> THOUGHT <[{closing}]>)? answer"]
+        case (closing,):
+            rules += [f"start: THOUGHT (<[{closing}]> answer)?"]
+        case _:
+            rules += ["start: answer"]
+    rules += [f"THOUGHT: {_TEXTS['any']}"] if "thought" in value else []
+    if isinstance(mark, int):
+        return [*rules, f"marked: TEXT <[{mark}]> {calls}"]
+    return [*rules, f"marked: opening {calls}", f"opening[lazy]: TEXT {json.dumps(mark)}"]
+
+
+_TEXTS: Final[Mapping[str, str]] = {
+    "any": r"/(.|\n)*/",
+    "not an object": r"/[ \t\r\n]*([^{ \t\r\n](.|\n)*)?/",
+}
+"""What is free text: in the second case it must not begin as a call without a mark does."""
 
 
 def _field(value: Any, name: str, kind: type, spec: StructuredOutput) -> Any:

@@ -15,7 +15,13 @@ from octavo.server.protocol.chat import (
     Message,
     ToolMessage,
 )
-from octavo.server.protocol.tools import ChatTool, NamedTool, ToolCall
+from octavo.server.protocol.tools import (
+    AllowedChoice,
+    ChatTool,
+    NamedTool,
+    ToolCall,
+    ToolChoice,
+)
 from octavo.server.tools.output import OutputFormat
 from octavo.server.tools.reasoning import OPEN, uses_reasoning
 from octavo.server.tools.styles import HERMES, ToolStyle, style_of, takes_tools
@@ -32,6 +38,8 @@ class ChatNames:
     messages: str = "messages"
     max_tokens: str = "max_completion_tokens"
     reasoning: str = "reasoning_effort"
+    demands_reasoning: bool = True
+    """Whether a model that cannot reason refuses to; some clients ask every model for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,8 @@ class RenderedChat:
     tools: Sequence[ChatTool]
     """What the model may call; one alone, if it must be that one."""
     must_call: bool
+    is_restricted: bool
+    """Whether the prompt offers tools that may not be called."""
 
 
 class Conversations:
@@ -86,16 +96,20 @@ class Conversations:
         )
         if request.continue_final_message:
             text = _up_to(request.messages[-1], text)
-        choice = request.tool_choice
-        if isinstance(choice, NamedTool):
-            tools = [tool for tool in tools if tool.function.name == choice.function.name]
-        must_call = choice == "required" or isinstance(choice, NamedTool)
-        return RenderedChat(text, self._output(request, tools, text), tools, must_call)
+        callable_tools = [tool for tool in tools if tool.function.name in _chosen(request, tools)]
+        return RenderedChat(
+            text,
+            self._output(request, callable_tools, text),
+            callable_tools,
+            must_call=_must_call(request.tool_choice),
+            is_restricted=len(callable_tools) < len(tools),
+        )
 
     def _variables(self, request: ChatRequest, names: ChatNames) -> dict[str, Any]:
         """Return the template's variables: the client's own win."""
         effort = request.reasoning_effort
-        if effort is None or (effort == "none" and not self._reasons):
+        needs = effort not in (None, "none") and names.demands_reasoning
+        if effort is None or not (self._reasons or needs):
             return request.chat_template_kwargs
         if not self._reasons:
             raise InvalidRequestError(
@@ -117,7 +131,7 @@ class Conversations:
 
 
 def offered_tools(request: ChatRequest) -> Sequence[ChatTool]:
-    """Return the tools that the model may call.
+    """Return the tools that the model is told of.
 
     Raises:
         InvalidRequestError: the choice does not suit the tools.
@@ -130,12 +144,27 @@ def offered_tools(request: ChatRequest) -> Sequence[ChatTool]:
         raise InvalidRequestError(f"tools has two functions named {twice!r}.", param="tools")
     if choice == "none":
         return ()
-    if isinstance(choice, NamedTool) and choice.function.name not in names:
+    if unknown := _chosen(request, request.tools) - set(names):
         raise InvalidRequestError(
-            f"tool_choice names {choice.function.name!r}, which is not among tools.",
-            param="tool_choice",
+            f"tool_choice names {min(unknown)!r}, which is not among tools.", param="tool_choice"
         )
     return request.tools
+
+
+def _chosen(request: ChatRequest, tools: Sequence[ChatTool]) -> set[str]:
+    """Return the names of what may be called: all tools, unless the choice names some."""
+    match request.tool_choice:
+        case NamedTool(function=function):
+            return {function.name}
+        case AllowedChoice(allowed_tools=allowed):
+            return {tool.function.name for tool in allowed.tools}
+    return {tool.function.name for tool in tools}
+
+
+def _must_call(choice: ToolChoice | None) -> bool:
+    if isinstance(choice, AllowedChoice):
+        return choice.allowed_tools.mode == "required"
+    return choice == "required" or isinstance(choice, NamedTool)
 
 
 def _opens_turn(request: ChatRequest) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from octavo.engine.outputs import scaled
 from octavo.server.job import Job
 from octavo.server.ports import Tokenizer
 from octavo.server.protocol.embeddings import EmbeddingRequest
@@ -36,11 +37,7 @@ def embeddings_body(
 
 
 def _encoded(values: Sequence[float], request: EmbeddingRequest) -> str | list[float]:
-    vector = np.asarray(values, dtype=np.float64)
-    if request.normalize:
-        length = np.linalg.norm(vector)
-        vector = vector / (length if length > 0 else 1.0)
-    single = vector.astype("<f4")
+    single = np.asarray(scaled(values) if request.normalize else values).astype("<f4")
     if request.encoding_format == "base64":
         return base64.b64encode(single.tobytes()).decode()
     numbers: list[float] = single.tolist()

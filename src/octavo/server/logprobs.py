@@ -1,7 +1,7 @@
 """Logprobs in OpenAI's two formats and in vLLM's format for prompts."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from octavo.core.ids import TokenId
@@ -28,7 +28,12 @@ def token_label(tokenizer: Tokenizer, token_id: TokenId) -> str:
 
 def chat_logprobs(tokenizer: Tokenizer, items: Sequence[TokenLogprobs]) -> dict[str, Any]:
     """Return the ``logprobs`` of a chat choice, or of a chunk of one."""
-    content = [
+    return {"content": entries(tokenizer, items), "refusal": None}
+
+
+def entries(tokenizer: Tokenizer, items: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
+    """Return one entry a token, as chat and responses have them."""
+    return [
         {
             **_chat_entry(tokenizer, item.token_id, item.logprob),
             "top_logprobs": [
@@ -37,7 +42,6 @@ def chat_logprobs(tokenizer: Tokenizer, items: Sequence[TokenLogprobs]) -> dict[
         }
         for item in items
     ]
-    return {"content": content, "refusal": None}
 
 
 def _chat_entry(tokenizer: Tokenizer, token_id: TokenId, logprob: float) -> dict[str, Any]:

@@ -65,16 +65,21 @@ class CollectedChoice:
     """One whole choice, put together from its deltas."""
 
     prompt: int
-    texts: list[str] = field(default_factory=list)
+    pieces: list[tuple[str, tuple[TokenLogprobs, ...]]] = field(default_factory=list)
+    """Texts as they came, and the logprobs that came with them."""
     token_ids: list[TokenId] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | TokenId | None = None
 
     @property
     def text(self) -> str:
         """All of its text."""
-        return "".join(self.texts)
+        return "".join(text for text, _ in self.pieces)
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """The logprobs of all tokens; none if they were not asked for."""
+        return [item for _, logprobs in self.pieces for item in logprobs]
 
 
 class Collected:
@@ -93,9 +98,8 @@ class Collected:
         if item.delta.embedding is not None:
             self.embeddings[item.prompt] = item.delta.embedding
         choice, delta = self.choices[item.choice], item.delta
-        choice.texts.append(delta.text)
+        choice.pieces.append((delta.text, delta.logprobs))
         choice.token_ids += delta.token_ids
-        choice.logprobs += delta.logprobs
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs[item.prompt] = delta.prompt_logprobs
         if delta.finish_reason is not None:

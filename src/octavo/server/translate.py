@@ -16,7 +16,7 @@ from octavo.server.protocol.chat import ChatRequest
 from octavo.server.protocol.common import GenerationRequest
 from octavo.server.protocol.completions import CompletionRequest
 from octavo.server.sampling import sampling_of
-from octavo.server.tools.constraint import forced_calls, strict_calls
+from octavo.server.tools.constraint import forced_calls, free_calls
 from octavo.server.tools.output import PLAIN, OutputFormat
 from octavo.server.tools.reasoning import CLOSE, OPEN
 from octavo.server.tools.styles import ToolStyle
@@ -146,11 +146,15 @@ class Translator:
                 param=asked.param,
             )
         marks = self._control_marks(chat.output)
+        mark, single = marks.get(style.mark, style.mark), chat.output.single_call
         if chat.must_call:
-            mark = marks.get(style.mark, style.mark)
-            single = chat.output.single_call
             return forced_calls(style, chat.tools, single=single, mark=mark)
-        return asked if asked is not None or marks else strict_calls(style, chat.tools)
+        is_strict = any(tool.function.strict for tool in chat.tools)
+        if asked is not None or not (is_strict or chat.is_restricted):
+            return asked
+        thought = (OPEN, CLOSE)[chat.output.in_reasoning :]
+        thought_ids = tuple(marks[name] for name in thought) if marks.keys() >= set(thought) else ()
+        return free_calls(style, chat.tools, single=single, mark=mark, thought=thought_ids)
 
     def prompt_of(
         self, request: ChatRequest, names: ChatNames

@@ -88,15 +88,14 @@ class ToolChoice(StrictModel):
 class Thinking(StrictModel):
     """Whether the model reasons before it answers."""
 
-    unsupported: ClassVar[Mapping[str, Unsupported]] = {
-        "display": Unsupported("reasoning is always shown", neutral=("summarized",)),
-    }
     differences: ClassVar[Mapping[str, str]] = {
         "budget_tokens": "not a bound: only max_tokens ends reasoning",
+        "display": "accepted; reasoning is always shown as it is",
     }
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class OutputFormat(StrictModel):
@@ -111,10 +110,14 @@ class OutputConfig(StrictModel):
     """What form the answer has."""
 
     unsupported: ClassVar[Mapping[str, Unsupported]] = {
-        "effort": Unsupported("use thinking"),
         "task_budget": Unsupported(LATER),
     }
 
+    differences: ClassVar[Mapping[str, str]] = {
+        "effort": "accepted; it changes nothing, as models have one effort",
+    }
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
     """JSON of a schema; free text if left out."""
 
@@ -141,16 +144,21 @@ class Prompt(StrictModel):
     tool_choice: ToolChoice | None = None
     """Whether it may, must or must not call them."""
     thinking: Thinking | None = None
-    """Whether the model reasons; only for models whose chat template knows ``<think>``."""
+    """Whether the model reasons."""
     output_config: OutputConfig | None = None
     """What form the answer has."""
     cache_control: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
 
 
+_DIFFERENCES: Final[Mapping[str, str]] = {
+    "cache_control": _CACHING,
+    "thinking": "heeded where the chat template knows ``<think>``; other models do not reason",
+    "context_management": "accepted; nothing is edited out of the conversation that is sent",
+}
 _UNSUPPORTED: Final[Mapping[str, Unsupported]] = {
     "container": Unsupported(NO_MEANING),
     "mcp_servers": Unsupported("the server calls no tools itself"),
-    "context_management": Unsupported(LATER),
     "output_format": Unsupported("use output_config.format"),
     "speed": Unsupported("there is one speed", neutral=("standard",)),
     "inference_geo": Unsupported(NO_MEANING),
@@ -164,7 +172,7 @@ class CountRequest(Prompt):
     """A conversation whose tokens are counted."""
 
     unsupported: ClassVar[Mapping[str, Unsupported]] = _UNSUPPORTED
-    differences: ClassVar[Mapping[str, str]] = {"cache_control": _CACHING}
+    differences: ClassVar[Mapping[str, str]] = _DIFFERENCES
 
 
 class MessagesRequest(Prompt):
@@ -175,7 +183,7 @@ class MessagesRequest(Prompt):
         "service_tier": Unsupported("there is one tier", neutral=("auto", "standard_only")),
     }
     differences: ClassVar[Mapping[str, str]] = {
-        "cache_control": _CACHING,
+        **_DIFFERENCES,
         "metadata": "accepted; it changes nothing",
     }
 

@@ -155,7 +155,8 @@ class ChatRequest(GenerationRequest):
     tools: Tools = Field(default_factory=list)
     """Functions that the model may call."""
     tool_choice: ToolChoice | None = None
-    """Whether it may (auto, the default), must (required, or a named one) or must not (none)."""
+    """Whether it may (auto, the default), must (required, or a named one) or must not (none) call
+    them, and which of them (allowed_tools)."""
     parallel_tool_calls: bool = True
     """Whether it may call several at once; false ends the answer with the first call."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None

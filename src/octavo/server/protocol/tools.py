@@ -59,11 +59,34 @@ class NamedTool(StrictModel):
     function: FunctionChoice
 
 
+class AllowedTools(StrictModel):
+    """The only tools that may be called; all of them stay in the prompt."""
+
+    mode: Literal["auto", "required"]
+    """Whether one must be called."""
+    tools: list[Annotated[NamedTool, BeforeValidator(_function_only)]] = Field(min_length=1)
+
+
+class AllowedChoice(StrictModel):
+    """A choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 def _choice_kind(choice: Any) -> str | None:
     if isinstance(choice, str):
         return "@mode"
-    return "@named" if isinstance(choice, dict) and choice.get("type") == "function" else None
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    return f"@{kind}" if kind in ("function", "allowed_tools") else None
 
+
+TOOL_CHOICE_KIND: Final = Discriminator(
+    _choice_kind,
+    custom_error_type="tool_choice",
+    custom_error_message="must be 'none', 'auto', 'required' or an object of type 'function' or "
+    "'allowed_tools'",
+)
 
 Tools = Annotated[
     list[Annotated[ChatTool, BeforeValidator(_function_only)]],
@@ -71,12 +94,10 @@ Tools = Annotated[
 ]
 ToolMode = Literal["none", "auto", "required"]
 ToolChoice = Annotated[
-    Annotated[ToolMode, Tag("@mode")] | Annotated[NamedTool, Tag("@named")],
-    Discriminator(
-        _choice_kind,
-        custom_error_type="tool_choice",
-        custom_error_message="must be 'none', 'auto', 'required' or an object of type 'function'",
-    ),
+    Annotated[ToolMode, Tag("@mode")]
+    | Annotated[NamedTool, Tag("@function")]
+    | Annotated[AllowedChoice, Tag("@allowed_tools")],
+    TOOL_CHOICE_KIND,
 ]
 
 

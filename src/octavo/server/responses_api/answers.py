@@ -3,14 +3,17 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from octavo.core.request import FinishReason
 from octavo.server.errors import body_of
 from octavo.server.generation import ChoiceDelta
 from octavo.server.job import Job
+from octavo.server.logprobs import entries
 from octavo.server.ports import Tokenizer
 from octavo.server.responses import Collected, Envelope, UsageMeter
 from octavo.server.responses_api.output_items import OutputItems
-from octavo.server.responses_api.protocol import NamedFunction, ResponsesRequest
+from octavo.server.responses_api.protocol import ResponsesRequest
 from octavo.server.streaming import named_sse
 from octavo.server.tools.output import OutputParser
 
@@ -24,7 +27,11 @@ def response_body(
     choice = answer.choices[0]
     items = OutputItems(envelope.id)
     parser = OutputParser(job.output)
-    for part in [*parser.push(choice.text), *parser.finish()]:
+    for text, logprobs in choice.pieces:
+        items.score(entries(tokenizer, logprobs))
+        for part in parser.push(text):
+            list(items.add(part))
+    for part in parser.finish():
         list(items.add(part))
     list(items.end(complete=choice.finish_reason is FinishReason.STOP))
     response = Response(job, envelope, tokenizer)
@@ -84,8 +91,9 @@ class Response:
             "store": False,
             "temperature": request.temperature,
             "text": {"format": _format(request)},
-            "tool_choice": choice.model_dump() if isinstance(choice, NamedFunction) else choice,
+            "tool_choice": choice.model_dump() if isinstance(choice, BaseModel) else choice,
             "tools": [tool.model_dump() for tool in request.tools],
+            "top_logprobs": request.top_logprobs or 0,
             "top_p": request.top_p,
             "truncation": "disabled",
             **fields,
@@ -123,6 +131,7 @@ class ResponseEvents:
     ) -> None:
         self._response = Response(job, envelope, tokenizer)
         self._items = OutputItems(envelope.id)
+        self._tokenizer = tokenizer
         self._parser = OutputParser(job.output)
         self._meter = UsageMeter()
         self._number = 0
@@ -136,6 +145,7 @@ class ResponseEvents:
         """Return what one delta adds."""
         self._meter.add(item)
         reason = item.delta.finish_reason
+        self._items.score(entries(self._tokenizer, item.delta.logprobs))
         parts = self._parser.push(item.delta.text)
         if reason is not None:
             parts += self._parser.finish()

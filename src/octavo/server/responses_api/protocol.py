@@ -8,7 +8,12 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from octavo.server.protocol.common import LATER, NO_MEANING, StreamOptions
 from octavo.server.protocol.structured import JsonObjectFormat, JsonSchema
 from octavo.server.protocol.structured import TextFormat as PlainText
-from octavo.server.protocol.tools import MAX_TOOLS, FunctionName, ToolMode
+from octavo.server.protocol.tools import (
+    MAX_TOOLS,
+    TOOL_CHOICE_KIND,
+    FunctionName,
+    ToolMode,
+)
 from octavo.server.protocol.validation import StrictModel, Unsupported, wrong
 from octavo.server.responses_api.items import Item
 
@@ -45,19 +50,20 @@ class NamedFunction(StrictModel):
     name: FunctionName
 
 
-def _choice_kind(choice: Any) -> str | None:
-    if isinstance(choice, str):
-        return "@mode"
-    return "@named" if isinstance(choice, dict) and choice.get("type") == "function" else None
+class AllowedFunctions(StrictModel):
+    """The only functions that may be called; all of them stay in the prompt."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    """Whether one must be called."""
+    tools: list[Annotated[NamedFunction, BeforeValidator(_function_only)]] = Field(min_length=1)
 
 
 Choice = Annotated[
-    Annotated[ToolMode, Tag("@mode")] | Annotated[NamedFunction, Tag("@named")],
-    Discriminator(
-        _choice_kind,
-        custom_error_type="tool_choice",
-        custom_error_message="must be 'none', 'auto', 'required' or an object of type 'function'",
-    ),
+    Annotated[ToolMode, Tag("@mode")]
+    | Annotated[NamedFunction, Tag("@function")]
+    | Annotated[AllowedFunctions, Tag("@allowed_tools")],
+    TOOL_CHOICE_KIND,
 ]
 
 
@@ -129,12 +135,10 @@ class ResponsesRequest(StrictModel):
         "conversation": Unsupported("nothing is stored; send the whole conversation"),
         "store": Unsupported("nothing is stored", neutral=(False,)),
         "background": Unsupported("nothing is stored", neutral=(False,)),
-        "include": Unsupported(LATER, neutral=(["reasoning.encrypted_content"],)),
         "prompt": Unsupported("there are no stored prompts"),
         "max_tool_calls": Unsupported("the server calls no tools itself"),
         "moderation": Unsupported(NO_MEANING),
         "context_management": Unsupported(LATER),
-        "top_logprobs": Unsupported(LATER, neutral=(0,)),
         "truncation": Unsupported("prompts are never cut unasked", neutral=("disabled",)),
         "service_tier": Unsupported("there is one tier", neutral=("auto", "default")),
         "prompt_cache_retention": Unsupported(LATER),
@@ -146,6 +150,11 @@ class ResponsesRequest(StrictModel):
         "safety_identifier": "accepted; it changes nothing",
         "prompt_cache_key": "accepted; it changes nothing",
     }
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether logprobs of the text are asked for, in either way."""
+        return "message.output_text.logprobs" in self.include or bool(self.top_logprobs)
 
     model: str | None = None
     """One of the served names; the first of them if left out."""
@@ -180,6 +189,12 @@ class ResponsesRequest(StrictModel):
     """Whether it reasons."""
     text: TextOptions | None = None
     """What form the text has."""
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = Field(
+        default_factory=list
+    )
+    """What is reported besides: logprobs of the text. Reasoning is plain text anyway."""
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    """Report each token's logprob, and so many of the likeliest tokens."""
     metadata: dict[str, str] = Field(default_factory=dict)
     user: str | None = None
     safety_identifier: str | None = None

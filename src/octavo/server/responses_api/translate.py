@@ -16,7 +16,12 @@ from octavo.server.responses_api.items import (
     ReasoningItem,
     ResultItem,
 )
-from octavo.server.responses_api.protocol import NamedFunction, NamedSchema, ResponsesRequest
+from octavo.server.responses_api.protocol import (
+    AllowedFunctions,
+    NamedFunction,
+    NamedSchema,
+    ResponsesRequest,
+)
 from octavo.server.translate import Translator
 
 NAMES: Final = ChatNames(
@@ -49,7 +54,10 @@ def _chat(request: ResponsesRequest) -> ChatRequest:
         messages.insert(0, {"role": "system", "content": request.instructions})
     choice: Any = request.tool_choice
     if isinstance(choice, NamedFunction):
-        choice = {"type": "function", "function": {"name": choice.name}}
+        choice = _named(choice)
+    elif isinstance(choice, AllowedFunctions):
+        allowed = {"mode": choice.mode, "tools": list(map(_named, choice.tools))}
+        choice = {"type": "allowed_tools", "allowed_tools": allowed}
     return validate(
         ChatRequest,
         {
@@ -72,11 +80,17 @@ def _chat(request: ResponsesRequest) -> ChatRequest:
                 for tool in request.tools
             ],
             "tool_choice": choice,
+            "logprobs": request.wants_logprobs,
+            "top_logprobs": request.top_logprobs if request.wants_logprobs else None,
             "response_format": _response_format(request),
             "parallel_tool_calls": request.parallel_tool_calls,
             "reasoning_effort": None if request.reasoning is None else request.reasoning.effort,
         },
     )
+
+
+def _named(function: NamedFunction) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": function.name}}
 
 
 def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:

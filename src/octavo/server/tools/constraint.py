@@ -28,43 +28,68 @@ def forced_calls(
         mark: the style's mark, as a text or as a control token.
     """
     opening: str | TokenId = "" if style.bare else mark
-    begin = style.begin
-    if isinstance(opening, str):
-        opening, begin = opening + begin, ""
     return StructuredOutput.tool_calls(
         {
             "open": opening,
-            "choices": [
-                {"begin": _head(style, tool.function), "schema": _schema(tool.function), "end": "}"}
-                for tool in tools
-            ],
-            "prefix": begin,
-            "separator": style.between,
-            "close": style.end,
-            "max_calls": 1 if single or not style.between else MAX_CALLS,
+            "prefix": style.begin,
+            **_calls(style, [(tool, _schema(tool.function)) for tool in tools], single=single),
         }
     )
 
 
-def strict_calls(style: ToolStyle, tools: Sequence[ChatTool]) -> StructuredOutput | None:
-    """Return the shape of an answer whose calls, if any, have arguments of their schemas.
+def free_calls(
+    style: ToolStyle,
+    tools: Sequence[ChatTool],
+    *,
+    single: bool,
+    mark: str | TokenId,
+    thought: tuple[TokenId, ...] = (),
+) -> StructuredOutput:
+    """Return the shape of an answer that may say anything, and may call ``tools`` and no others.
 
-    None where no tool is strict, or where nothing but text announces a call.
+    Arguments of strict tools follow their schemas. Calls end the answer, but for Hermes' style,
+    where each has marks of its own.
+
+    Args:
+        style, tools, single, mark: as for ``forced_calls``.
+        thought: the marks of reasoning, where they are control tokens; the last one alone, where
+            the prompt ends inside.
     """
-    if style is not HERMES or not any(tool.function.strict for tool in tools):
-        return None
-    begin = style.mark + style.begin
-    structures = [
-        {
-            "begin": begin + _head(style, tool.function),
-            "schema": _schema(tool.function) if tool.function.strict else ANY_ARGUMENTS,
-            "end": "}" + style.end,
-        }
-        for tool in tools
+    schemas = [
+        (tool, _schema(tool.function) if tool.function.strict else ANY_ARGUMENTS) for tool in tools
     ]
-    return StructuredOutput.structural_tag(
-        {"structures": structures, "triggers": [style.mark]}, param="tools"
+    if style is HERMES and isinstance(mark, str) and not thought:
+        begin, end = mark + style.begin, "}" + style.end
+        structures = [
+            {"begin": begin + _head(style, tool.function), "schema": schema, "end": end}
+            for tool, schema in schemas
+        ]
+        return StructuredOutput.structural_tag(
+            {"structures": structures, "triggers": [mark]}, param="tools"
+        )
+    return StructuredOutput.tool_calls(
+        {
+            "open": mark,
+            "prefix": style.begin,
+            "text": "not an object" if style.bare else "any",
+            **({"thought": thought} if thought else {}),
+            **_calls(style, schemas, single=single),
+        }
     )
+
+
+def _calls(
+    style: ToolStyle, schemas: Sequence[tuple[ChatTool, dict[str, Any]]], *, single: bool
+) -> dict[str, Any]:
+    return {
+        "choices": [
+            {"begin": _head(style, tool.function), "schema": schema, "end": "}"}
+            for tool, schema in schemas
+        ],
+        "separator": style.between,
+        "close": style.end,
+        "max_calls": 1 if single or not style.between else MAX_CALLS,
+    }
 
 
 def _head(style: ToolStyle, function: Function) -> str:
