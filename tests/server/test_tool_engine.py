@@ -12,7 +12,7 @@ import jsonschema
 import openai
 import orjson
 import pytest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.factory import EngineSettings, async_engine, build_engine
@@ -177,11 +177,11 @@ class City(BaseModel):
 
 
 class Move(BaseModel):
-    """What even a random model can be held to."""
+    """What even a random model can be held to; the client takes bounds of numbers out of it."""
 
-    model_config = ConfigDict(extra="forbid")
     to: Literal["north", "south"]
-    steps: int = Field(ge=0, le=99)
+    steps: Literal[1, 2, 3]
+    is_fast: bool
 
 
 def test_messages_parse(folder: Path) -> None:
