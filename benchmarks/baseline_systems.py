@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
@@ -158,17 +158,6 @@ def fit_cost(steps: Sequence[tuple[int, int, float]]) -> tuple[StepCost, float]:
     return StepCost(*parts.values()), 1.0 - float(error.var() / seconds.var())
 
 
-class Model(Protocol):
-    """Makes a runner for each system; the KV memory is one and the same."""
-
-    vocab_size: int
-    token_bytes: int
-    """KV of one token."""
-
-    def runner(self, limits: Limits) -> ModelRunner:
-        """Return a runner without sequences."""
-
-
 @dataclass(frozen=True)
 class Choice:
     """Which model, and what computes it; by default what the server takes by default."""
@@ -196,7 +185,7 @@ class Choice:
 
 
 class LoadedModel:
-    """A real decoder on the backend that serves, loaded once for all systems."""
+    """A real decoder on the backend that serves, loaded once; all systems have its KV memory."""
 
     def __init__(self, choice: Choice, limits: Limits) -> None:
         if choice.model == "tiny":
@@ -216,21 +205,21 @@ class LoadedModel:
         decoder = build_decoder(config, tensors, compute.backend)
         spec = decoder.kv_spec(limits.block_size, compute.kv_dtype)
         compute.backend.allocate_kv(spec, limits.num_blocks)
-        self._backend = compute.backend
-        self._step = self._backend.compile(decoder.forward)
+        self.backend = compute.backend
+        self.step = self.backend.compile(decoder.forward)
         self.vocab_size = config.vocab_size
         self.token_bytes = spec.block_bytes // limits.block_size
 
     def runner(self, limits: Limits) -> Runner:
         """Return a runner without sequences."""
         return Runner(
-            self._step,
-            self._backend.copy_blocks,
+            self.step,
+            self.backend.copy_blocks,
             block_size=limits.block_size,
             max_model_len=limits.max_model_len,
             max_num_seqs=limits.max_num_seqs,
             vocab_size=self.vocab_size,
-            sampler=self._backend.sampler(self.vocab_size),
+            sampler=self.backend.sampler(self.vocab_size),
         )
 
 

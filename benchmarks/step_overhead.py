@@ -1,125 +1,306 @@
-"""Time around the model: scheduling, batch building and sampling of a step of 64 decodes.
+"""Time around the model in a step of 64 decodes: scheduler, KV cache, batch, sampler, output.
 
-``python benchmarks/step_overhead.py`` takes a few seconds and prints medians in milliseconds;
-``--sampler numpy`` chooses the reference instead of the native sampler.
-The model is replaced by prepared logits, so what is left is what Octavo adds to a step.
+    python benchmarks/step_overhead.py                 # shares of a step of the default model
+    python benchmarks/step_overhead.py --kinds         # all kinds of sampling, without a model
+
+Contexts are short (128 tokens and up), so the model's part is as small as it gets. Sequences reach
+the ends of their blocks in turn, so every step allocates and registers some. On a machine that
+others use, trust the least values, not the medians. "scheduler" is ``schedule`` and ``update``
+without what they spend in the KV cache, which a second run measures; "output" is what the front
+end's thread does with the tokens.
 """
 
 import argparse
-import os
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
+from baseline_systems import Choice, Limits, LoadedModel
+from common import describe_machine
 from numpy.typing import NDArray
 
 from octavo.core.config import CacheConfig, SchedulerConfig
-from octavo.core.ids import RequestId
+from octavo.core.events import NullObserver
+from octavo.core.ids import BlockId, RequestId, SequenceId, TokenId
 from octavo.core.plan import BlockCopy
 from octavo.core.request import CacheIdentity, Request
 from octavo.core.sampling import SamplingParams
 from octavo.engine.backends import choose_backend
+from octavo.engine.output_processor import OutputProcessor
 from octavo.kernels.batch import StepBatch
+from octavo.kernels.numpy_backend import NumpyBackend
 from octavo.kernels.ops import Backend
 from octavo.kvcache.manager import KVCacheManager
+from octavo.models.checkpoint import open_checkpoint
+from octavo.models.source import default_cache_dir, resolve_model
+from octavo.models.tokenizer import Tokenizer, load_tokenizer
 from octavo.runner.runner import Runner
 from octavo.scheduler.scheduler import Scheduler
 
-NUM_SEQUENCES = 64
-NUM_PROMPT_TOKENS = 500
-NUM_STEPS = 30
-MAX_MODEL_LEN = 2048
-BLOCK_SIZE = 16
+NUM_SEQUENCES: Final = 64
+NUM_PROMPT_TOKENS: Final = 128
+BLOCK_SIZE: Final = 16
+MAX_MODEL_LEN: Final = 512
+NUM_BLOCKS: Final = NUM_SEQUENCES * MAX_MODEL_LEN // BLOCK_SIZE
 
-PLAIN = SamplingParams(temperature=0.8, max_tokens=1000, ignore_eos=True)
-CASES = {
-    "greedy": replace(PLAIN, temperature=0.0),
+PLAIN = SamplingParams(temperature=0.8, max_tokens=300, ignore_eos=True)
+GREEDY = replace(PLAIN, temperature=0.0)
+KINDS = {
+    "greedy": GREEDY,
     "temperature": PLAIN,
     "top_k 50, top_p 0.95": replace(PLAIN, top_k=50, top_p=0.95),
     "top_p 0.95": replace(PLAIN, top_p=0.95),
     "min_p 0.05": replace(PLAIN, min_p=0.05),
-    "penalties": replace(PLAIN, temperature=0.0, repetition_penalty=1.1, frequency_penalty=0.1),
-    "greedy, logprobs 5": replace(PLAIN, temperature=0.0, logprobs=5),
+    "penalties": replace(GREEDY, repetition_penalty=1.1, frequency_penalty=0.1),
+    "greedy, logprobs 5": replace(GREEDY, logprobs=5),
 }
 
+StepFunction = Callable[[StepBatch], NDArray[np.float32]]
 
-class PreparedLogits:
-    """A step function that computes nothing and notes when it was called."""
 
-    def __init__(self, vocab_size: int) -> None:
-        rng = np.random.default_rng(0)
-        shape = (NUM_SEQUENCES, vocab_size)
-        self.logits: NDArray[np.float32] = 3 * rng.standard_normal(shape, dtype=np.float32)
-        self.called_at = 0.0
+@dataclass(frozen=True)
+class Parts:
+    """Milliseconds of one step, or their medians over many."""
+
+    scheduler: float
+    kvcache: float
+    batch: float
+    model: float
+    sampler: float
+    output: float
+
+    @property
+    def total(self) -> float:
+        """The engine thread's step: all but the output."""
+        return self.scheduler + self.kvcache + self.batch + self.model + self.sampler
+
+    @property
+    def share(self) -> float:
+        """What scheduler and KV cache take of a step."""
+        return (self.scheduler + self.kvcache) / self.total
+
+    def __str__(self) -> str:
+        return "".join(f"{getattr(self, field.name):>11.3f}" for field in fields(self))
+
+
+HEAD = "".join(f"{field.name:>11}" for field in fields(Parts))
+
+
+class TimedStep:
+    """Calls the model, or nothing but prepared logits, and notes when."""
+
+    def __init__(self, step: StepFunction) -> None:
+        self._step = step
+        self.began = self.ended = 0.0
 
     def __call__(self, batch: StepBatch) -> NDArray[np.float32]:
-        """Return as many rows as the batch wants."""
-        self.called_at = time.perf_counter()
-        return self.logits[: len(batch.logits_rows)]
+        """Pass on."""
+        self.began = time.perf_counter()
+        logits = self._step(batch)
+        self.ended = time.perf_counter()
+        return logits
 
-    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy nothing: there is no KV."""
+
+class TimedCache(KVCacheManager):
+    """Counts the time in calls of a step of decodes."""
+
+    seconds = 0.0
+
+    def advance(self, now: float) -> None:
+        """Pass on."""
+        began = time.perf_counter()
+        super().advance(now)
+        self.seconds += time.perf_counter() - began
+
+    def extend(self, sequence_id: SequenceId, num_tokens: int, first_written: int) -> bool:
+        """Pass on."""
+        began = time.perf_counter()
+        extended = super().extend(sequence_id, num_tokens, first_written)
+        self.seconds += time.perf_counter() - began
+        return extended
+
+    def take_changes(self, sequence_id: SequenceId) -> tuple[int, tuple[BlockId, ...]]:
+        """Pass on."""
+        began = time.perf_counter()
+        changes = super().take_changes(sequence_id)
+        self.seconds += time.perf_counter() - began
+        return changes
+
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        """Pass on."""
+        began = time.perf_counter()
+        copies = super().take_copies()
+        self.seconds += time.perf_counter() - began
+        return copies
+
+    def commit(
+        self, sequence_id: SequenceId, token_ids: Sequence[TokenId], num_computed: int
+    ) -> None:
+        """Pass on."""
+        began = time.perf_counter()
+        super().commit(sequence_id, token_ids, num_computed)
+        self.seconds += time.perf_counter() - began
 
 
-def measure(backend: Backend, vocab_size: int, sampling: SamplingParams) -> tuple[float, ...]:
-    """Return median milliseconds of schedule, batch building, sampling and update."""
-    blocks = NUM_SEQUENCES * (-(-MAX_MODEL_LEN // BLOCK_SIZE))
-    config = SchedulerConfig(
-        max_model_len=MAX_MODEL_LEN,
-        max_num_batched_tokens=NUM_SEQUENCES * NUM_PROMPT_TOKENS,
-        max_num_seqs=NUM_SEQUENCES,
-        vocab_size=vocab_size,
-    )
-    scheduler = Scheduler(config, KVCacheManager(CacheConfig(blocks, BLOCK_SIZE)))
-    model = PreparedLogits(vocab_size)
-    runner = Runner(
-        model,
-        model.copy_blocks,
-        block_size=BLOCK_SIZE,
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=NUM_SEQUENCES,
-        vocab_size=vocab_size,
-        sampler=backend.sampler(vocab_size),
-    )
-    prompts = np.random.default_rng(1).integers(vocab_size, size=(NUM_SEQUENCES, NUM_PROMPT_TOKENS))
-    for i, prompt in enumerate(prompts.tolist()):
+class Bench:
+    """64 sequences on a scheduler and a runner."""
+
+    def __init__(
+        self,
+        step: StepFunction,
+        backend: Backend,
+        vocab_size: int,
+        sampling: SamplingParams,
+        *,
+        tokenizer: Tokenizer | None = None,
+        cache: type[KVCacheManager] = KVCacheManager,
+    ) -> None:
+        self.model = TimedStep(step)
+        self.cache = cache(CacheConfig(NUM_BLOCKS, BLOCK_SIZE))
+        config = SchedulerConfig(
+            max_model_len=MAX_MODEL_LEN,
+            max_num_batched_tokens=NUM_SEQUENCES * NUM_PROMPT_TOKENS,
+            max_num_seqs=NUM_SEQUENCES,
+            vocab_size=vocab_size,
+        )
+        self.scheduler = Scheduler(config, self.cache)
+        self.runner = Runner(
+            self.model,
+            backend.copy_blocks,
+            block_size=BLOCK_SIZE,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=NUM_SEQUENCES,
+            vocab_size=vocab_size,
+            sampler=backend.sampler(vocab_size),
+        )
+        self.processor = None if tokenizer is None else OutputProcessor(tokenizer, NullObserver())
+        rng = np.random.default_rng(1)
+        for index in range(NUM_SEQUENCES):
+            length = NUM_PROMPT_TOKENS + index % BLOCK_SIZE
+            self._add(index, rng.integers(vocab_size, size=length).tolist(), sampling)
+        while any(s.num_uncomputed > 1 for s in self.scheduler.running.values()) or (
+            self.scheduler.waiting
+        ):
+            self.step()
+
+    def _add(self, index: int, prompt: list[int], sampling: SamplingParams) -> None:
         identity = CacheIdentity("model", "tokenizer", "float32")
-        params = replace(sampling, seed=i)
-        scheduler.add(Request(RequestId(str(i)), tuple(prompt), params, identity, 0.0))
-    parts = [step(scheduler, runner, model) for _ in range(NUM_STEPS + 1)][1:]  # first: prefill
-    return tuple(1e3 * statistics.median(part) for part in zip(*parts, strict=True))
+        request = Request(
+            RequestId(str(index)), tuple(prompt), replace(sampling, seed=index), identity, 0.0
+        )
+        self.scheduler.add(request)
+        if self.processor is not None:
+            self.processor.add(request)
+
+    def step(self) -> Parts:
+        """Run one step; the scheduler's part includes the cache's."""
+        times = [time.perf_counter()]
+        plan = self.scheduler.schedule(0.0)
+        times.append(time.perf_counter())
+        result = self.runner.execute(plan)
+        times += [self.model.began, self.model.ended, time.perf_counter()]
+        update = self.scheduler.update(plan, result, 0.0)
+        self.scheduler.stats()
+        times.append(time.perf_counter())
+        if self.processor is not None:
+            self.processor.process(update.outputs)
+        times.append(time.perf_counter())
+        schedule, batch, model, sampler, advance, output = (
+            1e3 * (after - before) for before, after in pairwise(times)
+        )
+        return Parts(schedule + advance, 0.0, batch, model, sampler, output)
+
+    def measure(self, num_steps: int) -> list[Parts]:
+        """Run steps."""
+        return [self.step() for _ in range(num_steps)]
 
 
-def step(scheduler: Scheduler, runner: Runner, model: PreparedLogits) -> tuple[float, ...]:
-    """Run one step; return the seconds of its parts."""
-    times = [time.perf_counter()]
-    plan = scheduler.schedule(0.0)
-    times.append(time.perf_counter())
-    result = runner.execute(plan)
-    times.extend((model.called_at, time.perf_counter()))
-    scheduler.update(plan, result, 0.0)
-    times.append(time.perf_counter())
-    return tuple(after - before for before, after in pairwise(times))
+def prepared(logits: NDArray[np.float32]) -> StepFunction:
+    """Return a step that computes nothing."""
+    return lambda batch: logits[: len(batch.logits_rows)]
+
+
+def cache_share(num_steps: int) -> float:
+    """Return the KV cache's share of what scheduler and KV cache take together."""
+    logits = np.zeros((NUM_SEQUENCES, 64), np.float32)
+    bench = Bench(prepared(logits), NumpyBackend("float32"), 64, GREEDY, cache=TimedCache)
+    cache = bench.cache
+    assert isinstance(cache, TimedCache)
+    shares = []
+    for _ in range(num_steps):
+        cache.seconds = 0.0
+        parts = bench.step()
+        shares.append(1e3 * cache.seconds / parts.scheduler)
+    return statistics.median(shares)
+
+
+def summary(
+    steps: Sequence[Parts], cache: float, pick: Callable[[Iterable[float]], float]
+) -> Parts:
+    """Return the median or the least of each part; ``cache`` is the cache's of the scheduler's."""
+    found = {
+        field.name: pick(getattr(step, field.name) for step in steps) for field in fields(Parts)
+    }
+    both = found["scheduler"]
+    return Parts(**found | {"scheduler": (1 - cache) * both, "kvcache": cache * both})
+
+
+def with_model(choice: Choice, num_steps: int) -> None:
+    """Print the shares of steps of a model."""
+    limits = Limits(MAX_MODEL_LEN, NUM_BLOCKS, BLOCK_SIZE, NUM_SEQUENCES, 512, 0.0)
+    model = LoadedModel(choice, limits)
+    source = open_checkpoint(resolve_model(choice.model, cache_dir=default_cache_dir()).path)
+    tokenizer = load_tokenizer(source.tokenizer_source, model_vocab_size=model.vocab_size)
+    bench = Bench(model.step, model.backend, model.vocab_size, GREEDY, tokenizer=tokenizer)
+    steps = bench.measure(num_steps)
+    cache = cache_share(num_steps)
+    print(f"{model.what}, greedy: {num_steps} steps of {NUM_SEQUENCES} decodes, milliseconds")
+    print(f"{'':<8}{HEAD}{'step':>11}  scheduler + kvcache")
+    for name, pick in (("median", statistics.median), ("least", min)):
+        parts = summary(steps, cache, pick)
+        around = parts.scheduler + parts.kvcache
+        print(f"{name:<8}{parts}{parts.total:>11.2f}  {around:.3f} ms, {parts.share:.2%} of a step")
+
+
+def without_model(choice: Choice, num_steps: int) -> None:
+    """Print one line per vocabulary and kind of sampling."""
+    cache = cache_share(num_steps)
+    compute = choose_backend(
+        choice.backend, choice.dtype, choice.quantization, threads=choice.threads, isa="auto"
+    )
+    print(
+        f"no model, {compute.backend.name} sampler: medians of {num_steps} steps of "
+        f"{NUM_SEQUENCES} decodes, ms"
+    )
+    print(f"{'vocabulary, sampling':<30}{HEAD}")
+    for vocab_size in (49_152, 151_936):
+        rng = np.random.default_rng(0)
+        logits = 3 * rng.standard_normal((NUM_SEQUENCES, vocab_size), dtype=np.float32)
+        for name, sampling in KINDS.items():
+            bench = Bench(prepared(logits), compute.backend, vocab_size, sampling)
+            parts = summary(bench.measure(num_steps), cache, statistics.median)
+            print(f"{vocab_size:>7}  {name:<21}{parts}", flush=True)
 
 
 def main() -> None:
-    """Print one line per vocabulary and kind of sampling."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sampler", choices=("auto", "native", "numpy"), default="auto")
-    args = parser.parse_args()
-    backend = choose_backend(args.sampler, "auto", "auto", threads=0, isa="auto").backend
-    print(f"{backend.name} sampler, load {os.getloadavg()[0]:.1f}")
-    print(f"milliseconds a step, median of {NUM_STEPS} steps of {NUM_SEQUENCES} decodes")
-    print(
-        f"{'vocabulary':>10}  {'sampling':<22}{'schedule':>9}{'batch':>9}{'sample':>9}{'update':>9}"
+    """Print what was asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for vocab_size in (49_152, 151_936):
-        for name, sampling in CASES.items():
-            parts = "".join(f"{part:9.2f}" for part in measure(backend, vocab_size, sampling))
-            print(f"{vocab_size:>10}  {name:<22}{parts}", flush=True)
+    Choice.add_arguments(parser)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--kinds", action="store_true", help="kinds of sampling, without a model")
+    args = parser.parse_args()
+    choice = Choice.from_arguments(args)
+    print(describe_machine())
+    if args.kinds:
+        without_model(choice, min(args.steps, 30))
+    else:
+        with_model(choice, args.steps)
 
 
 if __name__ == "__main__":
