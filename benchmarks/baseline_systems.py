@@ -11,8 +11,9 @@ from octavo.core.clock import Clock, ManualClock
 from octavo.core.config import CacheConfig, SchedulerConfig
 from octavo.core.events import NullObserver
 from octavo.core.plan import ModelRunner, ModelRunnerOutput, SchedulerOutput
-from octavo.engine.backends import DtypeName, QuantizationName, choose_backend
+from octavo.engine.backends import Compute, DtypeName, QuantizationName, choose_backend
 from octavo.engine.core import EngineCore
+from octavo.kernels.native.options import NativeOptions
 from octavo.kernels.weights import Encoding, WeightTensor
 from octavo.kvcache.manager import KVCacheManager
 from octavo.models.checkpoint import open_checkpoint
@@ -183,6 +184,11 @@ class Choice:
         """Return what the command line chose."""
         return cls(args.model, args.backend, args.dtype, args.quantization, args.threads)
 
+    def compute(self) -> Compute:
+        """Make the backend."""
+        options = NativeOptions(threads=self.threads)
+        return choose_backend(self.backend, self.dtype, self.quantization, options)
+
 
 class LoadedModel:
     """A real decoder on the backend that serves, loaded once; all systems have its KV memory."""
@@ -194,13 +200,7 @@ class LoadedModel:
             source = resolve_model(choice.model, cache_dir=default_cache_dir())
             checkpoint = open_checkpoint(source.path)
             config, tensors = checkpoint.config, checkpoint.tensors
-        compute = choose_backend(
-            choice.backend,
-            choice.dtype,
-            choice.quantization,
-            threads=choice.threads,
-            isa="auto",
-        )
+        compute = choice.compute()
         self.what = f"{choice.model} on {compute.backend.name}, {compute.precision}"
         decoder = build_decoder(config, tensors, compute.backend)
         spec = decoder.kv_spec(limits.block_size, compute.kv_dtype)

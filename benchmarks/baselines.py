@@ -77,7 +77,7 @@ def drive(
         ):
             item = pending.pop()
             arrival = clock() if concurrency is not None else start + item.offset_s
-            core.add(_request(item, arrival))
+            core.add(make_request(item, arrival))
             outstanding += 1
         if not core.has_work():
             wait(max(0.0, pending[-1].offset_s - (clock() - start)))
@@ -89,7 +89,7 @@ def drive(
     return recorder.result(clock() - start, core.stats())
 
 
-def _request(item: Item, arrival: float) -> Request:
+def make_request(item: Item, arrival: float) -> Request:
     sampling = SamplingParams(temperature=0.0, max_tokens=item.num_output, ignore_eos=True, seed=0)
     identity = CacheIdentity("benchmark", "benchmark", "float32")
     return Request(RequestId(item.name), item.prompt, sampling, identity, arrival)

@@ -29,7 +29,6 @@ from octavo.core.ids import BlockId, RequestId, SequenceId, TokenId
 from octavo.core.plan import BlockCopy
 from octavo.core.request import CacheIdentity, Request
 from octavo.core.sampling import SamplingParams
-from octavo.engine.backends import choose_backend
 from octavo.engine.output_processor import OutputProcessor
 from octavo.kernels.batch import StepBatch
 from octavo.kernels.numpy_backend import NumpyBackend
@@ -269,9 +268,7 @@ def with_model(choice: Choice, num_steps: int) -> None:
 def without_model(choice: Choice, num_steps: int) -> None:
     """Print one line per vocabulary and kind of sampling."""
     cache = cache_share(num_steps)
-    compute = choose_backend(
-        choice.backend, choice.dtype, choice.quantization, threads=choice.threads, isa="auto"
-    )
+    compute = choice.compute()
     print(
         f"no model, {compute.backend.name} sampler: medians of {num_steps} steps of "
         f"{NUM_SEQUENCES} decodes, ms"

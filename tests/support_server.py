@@ -12,8 +12,9 @@ import httpx
 import orjson
 from fastapi import FastAPI
 
-from octavo.core.errors import GenerationError
-from octavo.core.request import FinishReason, TokenLogprobs
+from octavo.core.errors import GenerationError, InvalidRequestError
+from octavo.core.events import CacheUsage, EvictionTotals, SchedulerStats
+from octavo.core.request import DEFAULT_RETENTION, FinishReason, Retention, TokenLogprobs
 from octavo.core.sampling import SamplingParams
 from octavo.engine.outputs import GenerationDelta, ModelInfo
 from octavo.server.app import build_app
@@ -118,8 +119,22 @@ class ScriptedEngine:
     live: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
 
+    policies: list[str] = field(default_factory=lambda: ["lru"])
+
     def start(self) -> None:
         self.is_running = True
+
+    def stats(self) -> SchedulerStats:
+        totals = tuple(
+            EvictionTotals(name, name == self.policies[-1], 0, 0, 0, 0, 0, 0)
+            for name in dict.fromkeys(self.policies)
+        )
+        return SchedulerStats(0, 0, CacheUsage(64, 64, 0, 0), 0, 0, 0, 0, 0, 0, totals)
+
+    async def set_eviction_policy(self, name: str) -> None:
+        if name not in ("lru", "predict"):
+            raise InvalidRequestError("policy must be lru or predict.", param="policy")
+        self.policies.append(name)
 
     def shutdown(self) -> None:
         self.is_running = False
@@ -132,12 +147,15 @@ class ScriptedEngine:
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
+        retention: Retention = DEFAULT_RETENTION,
     ) -> AsyncGenerator[GenerationDelta, None]:
         if self.refusal is not None:
             raise self.refusal
         assert request_id not in self.live
         call = {"id": request_id, "prompt": list(prompt_token_ids), "sampling": sampling}
-        self.calls.append({**call, "priority": priority, "cache_salt": cache_salt})
+        self.calls.append(
+            {**call, "priority": priority, "cache_salt": cache_salt, "retention": retention}
+        )
         self.live.add(request_id)
         finished = False
         try:

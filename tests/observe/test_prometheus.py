@@ -4,13 +4,14 @@ import math
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 
 from octavo.core.errors import SettingError
 from octavo.core.events import (
     CacheUsage,
+    EvictionTotals,
     RequestFinished,
     RequestRejected,
     StateChanged,
@@ -256,6 +257,30 @@ def test_counters_never_decrease(observer: PrometheusObserver) -> None:
             if name.startswith("octavo:") and name.endswith(names):
                 assert value >= before.get((name, labels), 0), name
         before = dict(after)
+
+
+def test_eviction_is_counted_by_policy(observer: PrometheusObserver) -> None:
+    """Turns red if a policy's totals are lost or mixed when another is put in force."""
+    old = EvictionTotals("lru", False, 0, 9, 5, 1, 4, 64)
+    new = EvictionTotals("my.module:Mine", True, 2, 3, 2, 0, 7, 112)
+    observer.on_event(StateChanged(replace(STATS, eviction=(old,))))
+    observer.on_event(StateChanged(replace(STATS, eviction=(old, new))))
+    scrape = Scrape(observer)
+    for totals in (old, new):
+        found = [
+            scrape(f"octavo:kv_cache_policy_{name}_total", policy=totals.policy)
+            for name in (
+                "switches",
+                "evictions",
+                "unused_evictions",
+                "expected_evictions",
+                "hits",
+                "saved_tokens",
+            )
+        ]
+        assert found == list(astuple(totals)[2:])
+        info = scrape("octavo:kv_cache_eviction_policy_info", policy=totals.policy)
+        assert info == totals.is_in_force
 
 
 def test_no_label_value_comes_from_a_client(observer: PrometheusObserver) -> None:

@@ -104,7 +104,9 @@ def test_a_preempted_search_starts_over_where_it_was():
     for index, name in enumerate(names):
         harness.add(name, [index + 1] * 5, n=2, max_tokens=8, use_beam_search=True, temperature=0.0)
     harness.run()
-    assert harness.scheduler.stats().preemptions_total > 0
+    preemptions = harness.scheduler.stats().preemptions_total
+    assert preemptions > 0
+    assert sum(stats.num_preemptions for stats in harness.finished.values()) == preemptions
     for index, name in enumerate(names):
         expected = search_alone(VOCAB, [index + 1] * 5, n=2, max_tokens=8)
         assert completions(harness, name, 2) == ids_of(expected)

@@ -49,7 +49,9 @@ def test_the_prompt_is_computed_once_and_its_blocks_are_shared():
     plan = harness.schedule()
     assert plan.num_tokens == 10
     assert (len(plan.new), plan.scheduled[0].forks) == (3, (1, 2))
+    assert harness.scheduler.stats().num_waiting == 2  # for the prompt, in no queue
     update = harness.execute(plan)
+    assert harness.scheduler.stats().num_waiting == 0
     assert [output.index for output in update.outputs] == [0, 1, 2]
     assert harness.manager.usage().num_used == 3
     plan = harness.schedule()

@@ -120,6 +120,17 @@ def test_the_watermark_holds_only_while_something_runs():
     harness.execute(harness.plans[-1])
 
 
+def test_the_watermark_leaves_a_block_for_each_that_runs():
+    """Ten blocks, two a prompt: a fourth would leave two free beside three; 0 leaves none."""
+    for watermark, expected in ((0.01, 3), (0.0, 5)):
+        harness = Harness(num_blocks=10, block_size=2, max_num_seqs=8, watermark=watermark)
+        for number in range(5):
+            harness.add(f"r{number}", range(4 * number, 4 * number + 4), max_tokens=2)
+        assert len(harness.schedule().scheduled) == expected
+        harness.execute(harness.plans[-1])
+        harness.run()
+
+
 def test_priority_orders_the_queue():
     """Lower runs first; equals run by arrival; fcfs ignores it."""
     for policy, expected in (("priority", ["c", "a", "b"]), ("fcfs", ["a", "b", "c"])):

@@ -2,6 +2,7 @@
 
 import re
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import typer
@@ -153,6 +154,15 @@ EvictionPolicy = Annotated[
     typer.Option(
         help="Which cached KV is forgotten first: lru, lfu, slru, cost, predict, or a class of "
         "your own as module:Class."
+    ),
+]
+PinFile = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        help="Prefixes to keep in the KV cache once computed, one JSON object a line: "
+        '{"text": ...}, {"messages": [...]} or {"token_ids": [...]}, maybe with a cache_salt.',
     ),
 ]
 JumpForward = Annotated[

@@ -34,7 +34,8 @@ class CacheConfig:
     eviction_policy: str = "lru"
     """Which cached block is forgotten first: a name in the registry, or ``module:Class``."""
     watermark: float = 0.01
-    """Share of the pool that admission leaves free while something runs, against preemption."""
+    """Share of the pool that admission leaves free while something runs, against preemption; at
+    least a block for each sequence that runs. 0 leaves none."""
 
     def __post_init__(self) -> None:
         _at_least("--num-blocks", self.num_blocks, 1)

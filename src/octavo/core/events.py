@@ -25,11 +25,32 @@ class CacheUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class EvictionTotals:
+    """What one eviction policy achieved while it was the one in force; blocks, running totals."""
+
+    policy: str
+    """Its name, or ``module:Class``."""
+    is_in_force: bool
+    switches_total: int
+    """Times that it was put in force while serving."""
+    evictions_total: int
+    unused_evictions_total: int
+    """Of them, those that no sequence had taken from the cache: kept for nothing."""
+    expected_evictions_total: int
+    """Of them, those that a waiting request would have hit: nothing else was left."""
+    hits_total: int
+    """Blocks that sequences took although nobody was using them: what keeping them earned."""
+    saved_tokens_total: int
+    """Tokens in those."""
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerStats:
     """State and running totals of the scheduler after a step."""
 
     num_running: int
     num_waiting: int
+    """In the queue, and branches of running requests whose prompt is not computed yet."""
     usage: CacheUsage
     preemptions_total: int
     prefix_queries_total: int
@@ -41,6 +62,8 @@ class SchedulerStats:
     preempted_hits_total: int
     evictions_total: int
     """Cached blocks forgotten to make room."""
+    eviction: tuple[EvictionTotals, ...] = ()
+    """One entry for each policy that was ever in force."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
 from octavo.core.errors import InvalidRequestError, UnavailableError
 from octavo.core.events import Observer, SchedulerStats
 from octavo.core.ids import RequestId, TokenId
-from octavo.core.request import Request
+from octavo.core.request import DEFAULT_RETENTION, Request, Retention
 from octavo.core.sampling import SamplingParams
 from octavo.core.structured import StructuredOutput
 from octavo.engine.core import EngineCore
@@ -18,7 +19,15 @@ from octavo.engine.grammars import GrammarPool
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import GenerationDelta, ModelInfo
 from octavo.engine.requests import RequestBuilder
-from octavo.engine.thread import Abort, Add, EngineThread, Finish, Outbox
+from octavo.engine.thread import (
+    Abort,
+    Add,
+    EngineThread,
+    Finish,
+    Outbox,
+    SetEvictionPolicy,
+)
+from octavo.kvcache.eviction.registry import EVICTION_POLICIES
 from octavo.models.tokenizer import Tokenizer
 from octavo.runner.grammar import CompiledGrammar
 
@@ -26,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 QUIET_S: Final = 1.0
 """How long after the start the vocabulary is prepared for grammars, if nothing runs then."""
+COMMAND_TIMEOUT_S: Final = 60.0
+"""How long the engine thread may take to get to a command; it does so between steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +115,31 @@ class AsyncEngine:
         """Return the scheduler's gauges and totals, as of now."""
         return self._core.stats()
 
+    async def set_eviction_policy(self, name: str) -> None:
+        """Switch the KV cache's eviction policy between two steps; nothing cached is lost.
+
+        Only the built-in policies and those named by the operator can be had: a class of another
+        name would be code that a client chooses.
+
+        Raises:
+            InvalidRequestError: the name is not known; the old policy stays in force.
+            UnavailableError: the engine does not run, or does not answer.
+        """
+        known = dict.fromkeys(EVICTION_POLICIES.names)
+        known |= dict.fromkeys(totals.policy for totals in self.stats().eviction)
+        if name not in known:
+            raise InvalidRequestError(
+                f"policy must be one of {', '.join(known)}, not {name!r:.100}.", param="policy"
+            )
+        if not self.is_running:
+            raise UnavailableError(self._failure or "The engine is not running.")
+        done: Future[None] = Future()
+        self._thread.send(SetEvictionPolicy(name, done))
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(done), COMMAND_TIMEOUT_S)
+        except TimeoutError:
+            raise UnavailableError("The engine did not answer in time.") from None
+
     async def generate(
         self,
         prompt_token_ids: Sequence[TokenId],
@@ -112,6 +148,7 @@ class AsyncEngine:
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
+        retention: Retention = DEFAULT_RETENTION,
     ) -> AsyncGenerator[GenerationDelta, None]:
         """Yield the deltas of ``sampling.n`` completions as they come, interleaved.
 
@@ -130,6 +167,7 @@ class AsyncEngine:
             request_id=request_id,
             priority=priority,
             cache_salt=cache_salt,
+            retention=retention,
         )
         queue = self._submit(request)
         num_live = sampling.n

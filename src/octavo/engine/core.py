@@ -52,6 +52,15 @@ class EngineCore:
         self._observer.on_event(StateChanged(self._scheduler.stats()))
         return stats
 
+    def set_eviction_policy(self, name: str) -> None:
+        """Switch the KV cache to another eviction policy between steps.
+
+        Raises:
+            SettingError: the name is not known; the old policy stays in force.
+        """
+        self._scheduler.set_eviction_policy(name)
+        self._observer.on_event(StateChanged(self._scheduler.stats()))
+
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return self._scheduler.has_work()

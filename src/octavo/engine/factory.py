@@ -21,6 +21,7 @@ from octavo.engine.backends import (
 from octavo.engine.core import EngineCore
 from octavo.engine.memory import available_memory_bytes
 from octavo.engine.outputs import ModelInfo
+from octavo.engine.pin_file import read_pins
 from octavo.engine.requests import RequestBuilder
 from octavo.kernels.native.options import NativeOptions, PackedCache
 from octavo.kvcache.manager import KVCacheManager
@@ -97,6 +98,8 @@ class EngineSettings:
     eviction_policy: str = "lru"
     """What is forgotten first: ``lru``, ``lfu``, ``slru``, ``cost``, ``predict``, or
     ``module:Class``."""
+    pin_file: Path | None = None
+    """Prefixes that are never evicted once they are computed; see ``engine.pin_file``."""
     scheduling_policy: str = "fcfs"
     """Queue order: ``fcfs``, ``priority``, ``cache-aware``, or ``module:Class``."""
     seed: int | None = None
@@ -148,11 +151,15 @@ def build_engine(settings: EngineSettings, observer: Observer) -> EngineParts:
         jump_forward=settings.enable_jump_forward,
     )
     runner = _runner(decoder, compute, cache_config, scheduler_config, rows)
+    identity = _identity(checkpoint, tokenizer, compute)
     manager = KVCacheManager(cache_config)
+    if settings.pin_file is not None:
+        for owner, token_ids in read_pins(settings.pin_file, tokenizer, identity):
+            manager.pin(owner, token_ids)
     scheduler = Scheduler(scheduler_config, manager, debug=settings.debug_invariants)
     info = _info(settings, compute, cache_config, scheduler_config)
     requests = RequestBuilder(
-        identity=_identity(checkpoint, tokenizer, compute),
+        identity=identity,
         check=Intake(scheduler_config, manager.num_slots, cache_config).resolve_max_tokens,
         clock=time.monotonic,
         chance=random.Random(settings.seed),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from octavo.core.clock import Clock
 from octavo.core.ids import RequestId, TokenId
-from octavo.core.request import CacheIdentity, Request
+from octavo.core.request import DEFAULT_RETENTION, CacheIdentity, Request, Retention
 from octavo.core.sampling import MAX_SEED, SamplingParams
 
 
@@ -30,6 +30,7 @@ class RequestBuilder:
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
+        retention: Retention = DEFAULT_RETENTION,
     ) -> Request:
         """Return the request, with a drawn seed if none is asked for.
 
@@ -50,6 +51,7 @@ class RequestBuilder:
             identity=replace(self.identity, salt=cache_salt),
             arrival_time=self.clock(),
             priority=priority,
+            retention=retention,
         )
         self.check(request)
         return request

@@ -4,9 +4,10 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
-from octavo.core.errors import RequestError
+from octavo.core.errors import RequestError, SettingError
 from octavo.core.ids import RequestId
 from octavo.core.request import FinishReason, Request, RequestStats, SequenceOutput
 from octavo.engine.core import EngineCore
@@ -38,11 +39,19 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class SetEvictionPolicy:
+    """Switch the eviction policy; ``done`` is told that it happened, or why not."""
+
+    name: str
+    done: Future[None]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the thread."""
 
 
-Command = Add | Abort | Finish | Stop
+Command = Add | Abort | Finish | SetEvictionPolicy | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +126,24 @@ class EngineThread:
                             finished.append(_refused_stats(request, index))
                 case Abort(request_id):
                     finished += self._core.abort(request_id)
+                case SetEvictionPolicy(name, done):
+                    self._switch(name, done)
                 case Finish(request_id, num_tokens, index):
                     stats = self._core.finish(request_id, num_tokens, index)
                     finished += [stats] if stats is not None else []
         if finished or outputs:
             self._deliver(Outbox(tuple(outputs), tuple(finished)))
         return True
+
+    def _switch(self, name: str, done: Future[None]) -> None:
+        if not done.set_running_or_notify_cancel():
+            return  # nobody waits for it any more
+        try:
+            self._core.set_eviction_policy(name)
+        except SettingError as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
 
 
 def _refusal(request: Request, index: int, error: RequestError) -> SequenceOutput:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from octavo.core.config import CacheConfig
 from octavo.core.errors import InvariantError, SettingError
-from octavo.core.events import CacheUsage
+from octavo.core.events import CacheUsage, EvictionTotals
 from octavo.core.ids import BlockId, SequenceId, TokenId
 from octavo.core.plan import BlockCopy
 from octavo.core.request import DEFAULT_RETENTION, CacheIdentity, Retention
@@ -122,6 +122,10 @@ class KVCacheManager:
         """Return the totals of every policy that was ever in force, by name."""
         return self._evictor.stats()
 
+    def eviction_totals(self) -> tuple[EvictionTotals, ...]:
+        """Return the same for observers; cheap enough for every step."""
+        return self._evictor.totals(self._block_size)
+
     def eviction_candidates(self) -> Iterator[BlockId]:
         """Yield the blocks that could be evicted now."""
         return iter(self._evictor.candidates())
@@ -166,7 +170,7 @@ class KVCacheManager:
             raise SettingError(
                 f"The pinned prefixes take {total} KV blocks, more than half of the pool's "
                 f"{self.config.num_blocks}: pin less or give the cache more memory.",
-                name="--pin",
+                name="--pin-file",
             )
         self._pins.add(identity, tokens, keys)
         for index, block_id in enumerate(self.tree.match(identity, tokens, num_full)):

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from octavo.core.errors import SettingError
 from octavo.core.events import (
     Event,
+    EvictionTotals,
     RequestFinished,
     RequestRejected,
     SchedulerStats,
@@ -73,6 +74,7 @@ class PrometheusObserver(Collector):
         self._gauges = dict.fromkeys(series.GAUGES, 0.0)
         self._blocks = {"free": 0, "cached": 0, "used": 0}
         self._counters = dict.fromkeys(series.COUNTERS, 0)
+        self._eviction: tuple[EvictionTotals, ...] = ()
         self._finished = dict.fromkeys(FinishReason, 0)
         self._rejected = dict.fromkeys(SHOWN_STATUSES, 0)
         self._latencies = {
@@ -139,6 +141,7 @@ class PrometheusObserver(Collector):
         self._counters["preempted_prefix_cache_queries"] = stats.preempted_queries_total
         self._counters["preempted_prefix_cache_hits"] = stats.preempted_hits_total
         self._counters["kv_cache_evictions"] = stats.evictions_total
+        self._eviction = stats.eviction
         self._counters["prompt_tokens_cached"] = stats.prefix_hits_total
         self._counters["prompt_tokens"] = self._prompt_tokens_computed + stats.prefix_hits_total
 
@@ -154,6 +157,9 @@ class PrometheusObserver(Collector):
             yield self._series(GaugeMetricFamily, (name, text), [({}, self._gauges[name])])
         states = [({"state": state}, count) for state, count in self._blocks.items()]
         yield self._series(GaugeMetricFamily, series.KV_BLOCKS, states)
+        if self._eviction:
+            rows = [({"policy": item.policy}, item.is_in_force) for item in self._eviction]
+            yield self._series(GaugeMetricFamily, series.EVICTION_POLICY_INFO, rows)
         if self._cache_info is not None:
             labels = {name: str(value) for name, value in asdict(self._cache_info).items()}
             yield self._series(GaugeMetricFamily, series.CACHE_CONFIG_INFO, [(labels, 1)])
@@ -161,6 +167,10 @@ class PrometheusObserver(Collector):
     def _collect_counters(self) -> Iterator[Metric]:
         for name, text in series.COUNTERS.items():
             yield self._series(CounterMetricFamily, (name, text), [({}, self._counters[name])])
+        if self._eviction:
+            for name, (field, text) in series.EVICTION.items():
+                totals = [({"policy": e.policy}, getattr(e, field)) for e in self._eviction]
+                yield self._series(CounterMetricFamily, (name, text), totals)
         reasons = [({"finished_reason": item.value}, n) for item, n in self._finished.items()]
         yield self._series(CounterMetricFamily, series.REQUEST_SUCCESS, reasons)
         statuses = [({"status": str(status)}, n) for status, n in self._rejected.items()]

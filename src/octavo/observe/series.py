@@ -10,7 +10,8 @@ from octavo.observe.buckets import FIRST_TOKEN_S, INTER_TOKEN_S, REQUEST_S
 
 GAUGES: Final = {
     "num_requests_running": "Sequences that run: they hold KV blocks.",
-    "num_requests_waiting": "Sequences in the queue, preempted ones included.",
+    "num_requests_waiting": "Sequences in the queue, preempted ones included, and branches whose "
+    "prompt another is still computing.",
     "kv_cache_usage_perc": "Share of KV blocks that running sequences hold, 0 to 1.",
 }
 
@@ -48,6 +49,36 @@ KV_BLOCKS: Final = (
     "kv_cache_blocks",
     "KV blocks by state: free (hold nothing), cached (evictable prefix) and used (in a table).",
 )
+
+EVICTION_POLICY_INFO: Final = (
+    "kv_cache_eviction_policy_info",
+    "1 for the eviction policy in force, 0 for those that were before.",
+)
+
+EVICTION: Final = {
+    "kv_cache_policy_evictions": (
+        "evictions_total",
+        "Cached KV blocks forgotten to make room while the policy was in force.",
+    ),
+    "kv_cache_policy_unused_evictions": (
+        "unused_evictions_total",
+        "Of them, those that no sequence had taken from the cache: kept for nothing.",
+    ),
+    "kv_cache_policy_expected_evictions": (
+        "expected_evictions_total",
+        "Of them, those that a waiting request would have hit: nothing else was left.",
+    ),
+    "kv_cache_policy_hits": (
+        "hits_total",
+        "KV blocks that sequences took and nobody was using, while the policy was in force.",
+    ),
+    "kv_cache_policy_saved_tokens": ("saved_tokens_total", "Tokens in those blocks."),
+    "kv_cache_policy_switches": (
+        "switches_total",
+        "Times that the policy was put in force while serving.",
+    ),
+}
+"""By eviction policy, in the label ``policy``: the field of ``EvictionTotals``, and the meaning."""
 
 CACHE_CONFIG_INFO: Final = ("cache_config_info", "Settings of the KV cache, as labels; always 1.")
 

@@ -44,4 +44,5 @@ class Counters:
             preempted_queries_total=self._preempted_queries,
             preempted_hits_total=self._preempted_hits,
             evictions_total=cache.evictions_total,
+            eviction=cache.eviction_totals(),
         )

@@ -18,7 +18,7 @@ class SequenceGroup:
     one branch and forks and prunes at every token.
     """
 
-    __slots__ = ("beam", "branches", "pending", "request")
+    __slots__ = ("beam", "branches", "num_preemptions", "pending", "request")
 
     def __init__(
         self, request: Request, branches: list[Sequence], beam: BeamSearch | None = None
@@ -29,6 +29,8 @@ class SequenceGroup:
         self.pending = branches[1:]
         """Of them, those that wait for the first to compute the prompt: in no queue."""
         self.beam = beam
+        self.num_preemptions = 0
+        """Of all its branches, those that have ended included."""
 
     @property
     def active(self) -> Iterator[Sequence]:
@@ -51,7 +53,10 @@ class SequenceGroup:
         self.branches[0].num_reserved = min(len(self.pending), max_num_seqs - 1)
 
     def results(self) -> list[Sequence]:
-        """Return stand-ins for the completions of a beam search, without output yet."""
+        """Return stand-ins for the completions of a beam search, without output yet.
+
+        What happened to the beams, whichever they were, is told with the first.
+        """
         leader = self.branches[0]
         views = []
         for index in range(self.request.sampling.n):
@@ -66,6 +71,7 @@ class SequenceGroup:
             del view.token_ids[view.num_prompt_tokens :]
             view.wants_prompt_logprobs = False
             views.append(view)
+        views[0].num_preemptions = self.num_preemptions
         if self.beam is not None and self.beam.prompt_logprobs is not None:
             views[0].prompt_logprobs = list(self.beam.prompt_logprobs)
             views[0].wants_prompt_logprobs = True

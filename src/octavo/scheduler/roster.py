@@ -51,6 +51,11 @@ class Roster:
         reserved = sum(sequence.num_reserved for sequence in self._running.values())
         return len(self._running) + reserved
 
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in the queue, and branches that wait for their prompt to be computed."""
+        return len(self.queue) + sum(len(group.pending) for group in self._groups.values())
+
     def num_outside(self, group: SequenceGroup) -> int:
         """Count the running sequences of other requests."""
         inside = sum(branch.is_running for branch in group.branches)
@@ -88,6 +93,7 @@ class Roster:
         sequence.move(SequenceStatus.PREEMPTED, why)
         sequence.num_computed = 0
         sequence.num_preemptions += 1
+        self.group(sequence).num_preemptions += 1
         sequence.holds_last = sequence.in_beam and sequence.num_output_tokens > 0
         self._drop(sequence)
         self.wait(sequence)

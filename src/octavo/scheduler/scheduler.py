@@ -63,12 +63,11 @@ class Scheduler:
         debug: bool = False,
     ) -> None:
         policy = policy or QUEUE_POLICIES.create(config.policy)
-        num_reserved = int(cache.config.watermark * cache.config.num_blocks)
         self._config = config
         self._cache = cache
         self._debug = debug
         self._intake = Intake(config, cache.num_slots, cache.config)
-        self._admission = admission or Watermark(num_reserved)
+        self._admission = admission or Watermark(cache.config.num_blocks, cache.config.watermark)
         self._preemption = WorstRankedLast(policy)
         self._chunking = Chunking(config)
         self._batching = BATCHING_POLICIES.create(config.batching_policy)
@@ -200,13 +199,22 @@ class Scheduler:
                 updater.fail(sequence, item, error)
         return self._finish_step(updater)
 
+    def set_eviction_policy(self, name: str) -> None:
+        """Switch the KV cache to another eviction policy; nothing cached is lost.
+
+        Raises:
+            SettingError: the name is not known; the old policy stays in force.
+        """
+        self._cache.set_eviction_policy(name)
+
     def has_work(self) -> bool:
         """Whether any request has not ended."""
         return bool(self._roster.groups)
 
     def stats(self) -> SchedulerStats:
         """Return the state and the running totals."""
-        return self._counters.stats(len(self._roster.running), len(self._roster.queue), self._cache)
+        roster = self._roster
+        return self._counters.stats(len(roster.running), roster.num_waiting, self._cache)
 
     def occupancy(self) -> KVOccupancy:
         """Measure how the KV memory is spent; not for every step of a server (see there)."""

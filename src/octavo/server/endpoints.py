@@ -16,6 +16,7 @@ from octavo.server.chat import chat_body, chat_events
 from octavo.server.completions import completion_body, completion_events
 from octavo.server.embedding_translate import EmbeddingTranslator
 from octavo.server.embeddings import embeddings_body
+from octavo.server.eviction import EvictionControl
 from octavo.server.generation import Generator
 from octavo.server.handler import Endpoint, Handler
 from octavo.server.lifecycle import Lifecycle
@@ -24,6 +25,7 @@ from octavo.server.ports import Engine
 from octavo.server.protocol.chat import ChatRequest
 from octavo.server.protocol.completions import CompletionRequest
 from octavo.server.protocol.embeddings import EmbeddingRequest
+from octavo.server.protocol.eviction import EvictionPolicyRequest
 from octavo.server.protocol.tokenize import DetokenizeRequest, TokenizeChat, TokenizeText
 from octavo.server.protocol.validation import StrictModel
 from octavo.server.responses_api.answers import ResponseEvents, response_body
@@ -41,6 +43,7 @@ ROUTES: Final[Mapping[str, tuple[type[StrictModel], ...]]] = {
     "/v1/messages/count_tokens": (CountRequest,),
     "/tokenize": (TokenizeText, TokenizeChat),
     "/detokenize": (DetokenizeRequest,),
+    "/kv_cache/eviction_policy": (EvictionPolicyRequest,),
 }
 """Which bodies each path takes: one of these."""
 
@@ -63,6 +66,7 @@ def add_endpoints(
     _add_openai(app, translator, shared)
     _add_anthropic(app, translator, shared)
     _add_tokenization(app, engine, translator)
+    _add_eviction(app, engine)
 
 
 def _body(path: str) -> dict[str, Any]:
@@ -135,3 +139,14 @@ def _add_tokenization(app: FastAPI, engine: Engine, translator: Translator) -> N
     async def detokenize(request: Request) -> Response:
         """Return the text of token ids."""
         return await tokenization.detokenize(request)
+
+
+def _add_eviction(app: FastAPI, engine: Engine) -> None:
+    control = EvictionControl(engine)
+    path = "/kv_cache/eviction_policy"
+    app.add_api_route(path, control.show, methods=["GET"])
+
+    @app.post(path, openapi_extra=_body(path))
+    async def switch_eviction_policy(request: Request) -> Response:
+        """Put another eviction policy in force; nothing cached is lost."""
+        return await control.switch(request)

@@ -68,6 +68,7 @@ class Generator:
             request_id=request_id,
             priority=job.priority,
             cache_salt=job.cache_salt,
+            retention=job.retention,
         )
         async with aclosing(deltas):
             async for delta in deltas:

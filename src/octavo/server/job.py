@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from octavo.core.ids import TokenId
+from octavo.core.request import DEFAULT_RETENTION, Retention
 from octavo.core.sampling import SamplingParams
 from octavo.server.protocol.validation import StrictModel
 from octavo.server.tools.output import PLAIN, OutputFormat
@@ -34,6 +35,7 @@ class Job(Generic[Body]):
     stream: bool = False
     priority: int = 0
     cache_salt: str = ""
+    retention: Retention = DEFAULT_RETENTION
     output: OutputFormat = PLAIN
     """What there is to find in the answers."""
 

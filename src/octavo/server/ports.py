@@ -3,7 +3,9 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
+from octavo.core.events import SchedulerStats
 from octavo.core.ids import TokenId
+from octavo.core.request import DEFAULT_RETENTION, Retention
 from octavo.core.sampling import SamplingParams
 from octavo.engine.outputs import GenerationDelta, ModelInfo
 
@@ -79,6 +81,12 @@ class Engine(Protocol):
     def shutdown(self) -> None:
         """Stop; live completions end with an error."""
 
+    def stats(self) -> SchedulerStats:
+        """Return the scheduler's gauges and totals, as of now."""
+
+    async def set_eviction_policy(self, name: str) -> None:
+        """Switch the KV cache's eviction policy; InvalidRequestError if there is no such one."""
+
     def generate(
         self,
         prompt_token_ids: Sequence[TokenId],
@@ -87,5 +95,6 @@ class Engine(Protocol):
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
+        retention: Retention = DEFAULT_RETENTION,
     ) -> AsyncGenerator[GenerationDelta, None]:
         """Yield deltas of ``sampling.n`` completions; closing it aborts what is unfinished."""

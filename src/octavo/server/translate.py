@@ -208,6 +208,7 @@ def _job(
         stream=request.stream,
         priority=request.priority,
         cache_salt=request.cache_salt or "",
+        retention=request.kv_cache_retention.wish(),
         output=output,
     )
 

@@ -24,11 +24,13 @@ class EvictionStats:
 class EvictionCounters:
     """Counts for one policy."""
 
-    __slots__ = ("_evictions", "_expected", "_hits", "_unused")
+    __slots__ = ("_evictions", "_expected", "_hits", "_unused", "switches_total")
 
     def __init__(self) -> None:
         self._evictions = self._unused = self._expected = 0
         self._hits = [0] * _NUM_AGES
+        self.switches_total = 0
+        """Times that the policy was put in force while serving."""
 
     def count_eviction(self, *, num_uses: int, expected: bool) -> None:
         """Count a block that was forgotten."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from octavo.core.errors import InvariantError
+from octavo.core.events import EvictionTotals
 from octavo.core.ids import BlockId, SequenceId
 from octavo.core.request import DEFAULT_RETENTION_PRIORITY, Retention
 from octavo.kvcache.block_pool import BlockPool
@@ -48,6 +49,7 @@ class Evictor:
         self._sizes: dict[int, int] = {}
         self._places: dict[BlockId, int] = {}
         self._counters: dict[str, EvictionCounters] = {}
+        self._totals: tuple[EvictionTotals, ...] | None = None
         self.evictions_total = 0
         self.policy_name = name
         self._install(name, policy)
@@ -69,12 +71,21 @@ class Evictor:
         for block_id in moved:
             self._remove(block_id)
         self._install(name, policy)
+        self._counter.switches_total += 1
         for block_id in sorted(moved, key=lambda block_id: self._pool.block(block_id).last_use):
             self._add(block_id)
 
     def stats(self) -> dict[str, EvictionStats]:
         """Return the totals of every policy that was ever in force, by name."""
         return {name: counters.stats() for name, counters in self._counters.items()}
+
+    def totals(self, block_size: int) -> tuple[EvictionTotals, ...]:
+        """Return the same totals for observers, made anew only when something has changed."""
+        if self._totals is None:
+            self._totals = tuple(
+                self._total(name, counters, block_size) for name, counters in self._counters.items()
+            )
+        return self._totals
 
     def record(self, use: PrefixUse, wish: Retention, now: float) -> None:
         """Take note of a sequence that is about to release its blocks."""
@@ -94,6 +105,7 @@ class Evictor:
     def taken(self, block_id: BlockId) -> None:
         """Drop a cached block that a sequence is about to take, and count the hit."""
         self._counter.count_hit(self._pool.age(block_id))
+        self._totals = None
         if block_id in self._places:
             self._remove(block_id)
 
@@ -126,6 +138,7 @@ class Evictor:
         block_id = self._levels[level].victim()
         num_uses = self._pool.block(block_id).num_uses
         self._counter.count_eviction(num_uses=num_uses, expected=level == _EXPECTED)
+        self._totals = None
         self.evictions_total += 1
         self._forget(block_id)
 
@@ -139,6 +152,20 @@ class Evictor:
         self._levels[DEFAULT_RETENTION_PRIORITY] = policy
         self._counter = self._counters.setdefault(name, EvictionCounters())
         self.policy_name = name
+        self._totals = None
+
+    def _total(self, name: str, counters: EvictionCounters, block_size: int) -> EvictionTotals:
+        stats = counters.stats()
+        return EvictionTotals(
+            policy=name,
+            is_in_force=name == self.policy_name,
+            switches_total=counters.switches_total,
+            evictions_total=stats.evictions_total,
+            unused_evictions_total=stats.unused_evictions_total,
+            expected_evictions_total=stats.expected_evictions_total,
+            hits_total=stats.hits_total,
+            saved_tokens_total=stats.hits_total * block_size,
+        )
 
     def _forget(self, block_id: BlockId) -> None:
         self._remove(block_id)

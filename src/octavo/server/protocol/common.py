@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
+from octavo.server.protocol.retention import KVCacheRetention
 from octavo.server.protocol.structured import ResponseFormat, StructuredOutputs
 from octavo.server.protocol.validation import StrictModel, Unsupported, wrong
 
@@ -145,6 +146,8 @@ class GenerationRequest(StrictModel):
     """The shape of the output: a schema, a regex, a choice, a grammar, or tags in text."""
     cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
     """Only requests with the same salt share cached prefixes."""
+    kv_cache_retention: KVCacheRetention = KVCacheRetention()
+    """How long the request's KV should stay in the prefix cache: a hint, never a promise."""
 
     @property
     def wants_usage(self) -> bool:
