@@ -180,7 +180,7 @@ struct KernelTable {
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t size, float* out);
   void (*add)(const float* x, const float* y, int64_t size, float* out);
   void (*gated)(const float* gate_up, Gate gate, int64_t size, float* out);
-  void (*softmax_merge)(const float* const* partials, int64_t count, int64_t dim, float* out);
+  void (*join_states)(const float* const* states, int64_t count, int64_t dim, float* out);
 
   void (*gemm)(const PackedWeight& weight, const GemmArgs& args);
   void (*rope_and_store)(const KVLayer& kv, const AttentionShape& shape, const RopeArgs& args);

@@ -4,7 +4,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <numeric>
+#include <vector>
 
+#include "kv_cache.h"
 #include "memory.h"
 
 namespace octavo {
@@ -65,6 +68,63 @@ double measure_peak_int8(Pool& pool, const KernelTable& kernels) {
 
 double measure_peak_float(Pool& pool, const KernelTable& kernels) {
   return measure_peak(pool, kernels.spin_float);
+}
+
+AttentionCost measure_attention(const KernelTable& kernels, KVType type, int64_t heads,
+                                int64_t dim) {
+  constexpr int64_t kBlock = 16, kNear = 1024, kWideRows = 16, kStates = 8;
+  constexpr int64_t kFar = 65536;  // tokens, which no cache holds
+  KVCache kv({1, 1, dim, kBlock, kFar / kBlock, type}, kernels.lanes);
+  const KVLayer layer = kv.layer(0);
+  std::memset(layer.key(0, 0), 0x3c, kFar / kBlock * layer.key_bytes);  // 0.0115 as a float
+  std::memset(layer.value(0, 0), 0x3c, kFar / kBlock * layer.value_bytes);
+  const int64_t vectors = kWideRows * heads;
+  std::vector<float> q(vectors * dim, 0.1f), out(vectors * dim), scratch(attend_scratch(vectors, dim));
+  std::vector<int32_t> blocks(kFar / kBlock), positions(kWideRows, kFar);
+  std::iota(blocks.begin(), blocks.end(), 0);
+  const AttentionShape shape{heads, 1, dim, 0.1f, 0, 0, 0, nullptr, nullptr, 0};
+  const auto time_ns = [&](int tries, const auto& job) {
+    double best = 1e9;
+    for (int i = 0; i < tries; ++i) {
+      const double start = now_s();
+      job();
+      best = std::min(best, now_s() - start);
+    }
+    return best * 1e9;
+  };
+  const auto attend_ns = [&](int tries, int64_t rows, int64_t tokens) {
+    AttendArgs args{};
+    args.q = q.data();
+    args.q_stride = args.out_stride = heads * dim;
+    args.positions = positions.data();
+    args.rows = rows;
+    args.block_table = blocks.data();
+    args.last_token = tokens;
+    args.scratch = scratch.data();
+    args.out = out.data();
+    return time_ns(tries, [&] { kernels.attend(layer, shape, args); });
+  };
+  const double few = attend_ns(100, 1, kBlock), near = attend_ns(30, 1, kNear);
+  const double wide = attend_ns(10, kWideRows, kNear), far = attend_ns(5, 1, kFar);
+  // near = tiles * tile_token + vectors * vector_token, and wide likewise.
+  const auto tiles = [](int64_t count) { return static_cast<double>((count + 5) / 6); };
+  const double narrow_token = (near - few) / (kNear - kBlock);
+  const double wide_token = (wide - few) / (kNear - kBlock);
+  const double determinant = tiles(heads) * static_cast<double>(vectors) -
+                             tiles(vectors) * static_cast<double>(heads);
+  AttentionCost cost;
+  cost.vector_token =
+      std::max(0.0, (tiles(heads) * wide_token - tiles(vectors) * narrow_token) / determinant);
+  cost.tile_token = std::max(
+      0.0, (narrow_token - static_cast<double>(heads) * cost.vector_token) / tiles(heads));
+  cost.item = std::max(0.0, few - kBlock * narrow_token);
+  cost.token = (far - few) / (kFar - kBlock);
+  std::vector<float> state((dim + 2) * kStates, 0.5f);
+  std::vector<const float*> states;
+  for (int64_t i = 0; i < kStates; ++i) states.push_back(state.data() + i * (dim + 2));
+  cost.state =
+      time_ns(100, [&] { kernels.join_states(states.data(), kStates, dim, out.data()); }) / kStates;
+  return cost;
 }
 
 }  // namespace octavo

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "attention_cost.h"
 #include "kernel_table.h"
 #include "pool.h"
 
@@ -12,5 +13,11 @@ double measure_barrier_ns(Pool& pool);                     // one barrier of all
 double measure_read_gb_per_s(Pool& pool, const KernelTable& kernels, int64_t bytes);
 double measure_peak_int8(Pool& pool, const KernelTable& kernels);   // operations per second
 double measure_peak_float(Pool& pool, const KernelTable& kernels);  // operations per second
+
+
+// What attention costs one thread of this machine, in nanoseconds: the constants of `AttentionCost`
+// for these sizes. `heads` counts query heads per KV head.
+AttentionCost measure_attention(const KernelTable& kernels, KVType type, int64_t heads,
+                                int64_t dim);
 
 }  // namespace octavo

@@ -5,12 +5,14 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <tuple>
 
 #include "isa.h"
 #include "machine.h"
@@ -51,12 +53,15 @@ class Backend {
     return *kv_;
   }
 
+  AttentionPolicy& attention() { return attention_; }
+
   void allocate_kv(const KVShape& shape) { kv_.emplace(shape, kernels_->lanes); }
 
  private:
   const KernelTable* kernels_;
   Pool pool_;
   std::optional<KVCache> kv_;
+  AttentionPolicy attention_;
 };
 
 KVType checked_kv_type(int type) {
@@ -166,11 +171,39 @@ Logits run(Program& program, const Ints& token_ids, const Ints& positions, const
                          static_cast<size_t>(program.result_features())});
 }
 
+// Items as (sequence, rows, KV head, first token, last token, whether states are joined).
+using PlannedItem = std::tuple<int64_t, std::vector<int32_t>, int64_t, int64_t, int64_t, bool>;
+
+std::vector<PlannedItem> plan_of(Backend& backend, const Ints& positions, const Ints& query_starts,
+                                 const Ints& kv_lens, const Ints& block_tables, int64_t heads,
+                                 int64_t window) {
+  Batch batch{};
+  batch.tokens = static_cast<int64_t>(positions.size());
+  batch.sequences = static_cast<int64_t>(kv_lens.size());
+  batch.table_width = static_cast<int64_t>(block_tables.shape(1));
+  batch.positions = positions.data();
+  batch.query_starts = query_starts.data();
+  batch.kv_lens = kv_lens.data();
+  batch.block_tables = block_tables.data();
+  const KVShape& kv = backend.kv().shape();
+  const AttentionWork work{kv.kv_heads,   heads, window, kv.block_size, backend.kernels().lanes,
+                           attention_cost(kv.dim, kv.type)};
+  const AttentionPlan plan =
+      plan_attention(batch, work, backend.attention(), backend.pool().threads());
+  std::vector<PlannedItem> items;
+  for (const AttendItem& item : plan.items) {
+    const auto first = plan.row_ids.begin() + item.first_row;
+    items.emplace_back(item.sequence, std::vector<int32_t>(first, first + item.rows), item.kv_head,
+                       item.first_token, item.last_token, item.joins > 0);
+  }
+  return items;
+}
+
 void bind_program(nb::module_& m) {
   nb::class_<Program>(m, "Program")
       .def("__init__",
            [](Program* self, Backend& backend) {
-             new (self) Program(backend.kernels(), backend.pool(), backend.kv());
+             new (self) Program(backend.kernels(), backend.pool(), backend.kv(), backend.attention());
            },
            "backend"_a, nb::keep_alive<1, 2>())
       .def("buffer", [](Program& p, int64_t features, bool logits) {
@@ -266,6 +299,11 @@ void bind_backend(nb::module_& m) {
         return kv_block_bytes({layers, kv_heads, dim, block_size, 1, checked_kv_type(type)},
                               b.kernels().lanes);
       }, "layers"_a, "kv_heads"_a, "dim"_a, "block_size"_a, "type"_a)
+      .def("set_attention", [](Backend& b, bool split, bool share, bool deterministic) {
+        b.attention() = {split, share, deterministic};
+      }, "split"_a, "share"_a, "deterministic"_a)
+      .def("plan_attention", plan_of, "positions"_a, "query_starts"_a, "kv_lens"_a,
+           "block_tables"_a, "heads"_a, "window"_a)
       .def("copy_block", [](Backend& b, int64_t source, int64_t target) {
         const int64_t blocks = b.kv().shape().blocks;
         if (source < 0 || source >= blocks || target < 0 || target >= blocks)
@@ -275,6 +313,14 @@ void bind_backend(nb::module_& m) {
       .def("sampler", [](Backend& b, int64_t vocab) {
         return make_sampler(b.kernels(), b.pool(), vocab);
       }, "vocab"_a, nb::keep_alive<0, 1>())
+      .def("attention_costs", [](Backend& b, int type, int64_t heads, int64_t dim, bool measured) {
+        const KVType kv_type = checked_kv_type(type);
+        const AttentionCost cost =
+            measured ? measure_attention(b.kernels(), kv_type, heads, dim)
+                     : attention_cost(dim, kv_type);
+        return std::vector<double>{cost.item, cost.token, cost.tile_token, cost.vector_token,
+                                   cost.state};
+      }, "type"_a, "heads"_a, "dim"_a, "measured"_a)
       .def("barrier_ns", [](Backend& b) { return measure_barrier_ns(b.pool()); })
       .def("read_gb_per_s", [](Backend& b, int64_t bytes) {
         return measure_read_gb_per_s(b.pool(), b.kernels(), bytes);

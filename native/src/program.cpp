@@ -17,8 +17,9 @@ int64_t share(int64_t count, int part, int parts) { return count * part / parts;
 
 }  // namespace
 
-Program::Program(const KernelTable& kernels, Pool& pool, KVCache& kv)
-    : kernels_(kernels), pool_(pool), kv_(kv), scratch_(pool.threads()) {}
+Program::Program(const KernelTable& kernels, Pool& pool, KVCache& kv,
+                 const AttentionPolicy& policy)
+    : kernels_(kernels), pool_(pool), kv_(kv), policy_(policy), scratch_(pool.threads()) {}
 
 int Program::buffer(int64_t features, Rows rows) {
   buffers_.push_back({features, rows, Memory()});
@@ -113,27 +114,28 @@ void Program::reserve_rows(int64_t tokens, int64_t logits) {
 
 void Program::plan_step(const Batch& batch) {
   plans_.clear();
-  parts_left_.resize(plan_keys_.size());
-  parts_capacity_.resize(plan_keys_.size(), 0);
-  int64_t partial_vectors = 0, most_vectors = 1;
+  items_left_.resize(plan_keys_.size());
+  joins_capacity_.resize(plan_keys_.size(), 0);
+  const int64_t dim = kv_.shape().dim;
+  int64_t state_vectors = 0, most_vectors = 1;
   for (size_t i = 0; i < plan_keys_.size(); ++i) {
     const PlanKey& key = plan_keys_[i];
-    plans_.push_back(
-        plan_attention(batch, key.kv_heads, key.heads, key.window, pool_.threads()));
+    const AttentionWork work{key.kv_heads, key.heads, key.window, kv_.shape().block_size,
+                             kernels_.lanes, attention_cost(dim, kv_.shape().type)};
+    plans_.push_back(plan_attention(batch, work, policy_, pool_.threads()));
     const AttentionPlan& plan = plans_.back();
-    const auto groups = static_cast<int64_t>(plan.groups.size());
-    if (groups > parts_capacity_[i]) {
-      parts_left_[i] = std::make_unique<std::atomic<int64_t>[]>(groups);
-      parts_capacity_[i] = groups;
+    const auto joins = static_cast<int64_t>(plan.joins.size());
+    if (joins > joins_capacity_[i]) {
+      items_left_[i] = std::make_unique<std::atomic<int64_t>[]>(joins);
+      joins_capacity_[i] = joins;
     }
-    for (int64_t g = 0; g < groups; ++g)
-      parts_left_[i][g].store(plan.groups[g].parts, std::memory_order_relaxed);
-    partial_vectors = std::max(partial_vectors, plan.partial_vectors);
+    for (int64_t j = 0; j < joins; ++j)
+      items_left_[i][j].store(plan.joins[j].items, std::memory_order_relaxed);
+    state_vectors = std::max(state_vectors, plan.state_vectors);
     most_vectors = std::max(most_vectors, plan.most_vectors);
   }
-  const int64_t dim = kv_.shape().dim;
-  const size_t partial_bytes = partial_vectors * (dim + 2) * sizeof(float);
-  if (partials_.size() < partial_bytes) partials_ = Memory(partial_bytes);
+  const size_t state_bytes = state_vectors * (dim + 2) * sizeof(float);
+  if (states_.size() < state_bytes) states_ = Memory(state_bytes);
   const size_t attention_bytes = attend_scratch(most_vectors, dim) * sizeof(float);
   for (Scratch& scratch : scratch_)
     if (scratch.attention.size() < attention_bytes) scratch.attention = Memory(attention_bytes);
@@ -335,45 +337,42 @@ void Program::attend(const Op& op, Counter& counter, int thread) {
 void Program::attend_item(const Op& op, const AttentionPlan& plan, const AttendItem& item,
                           int thread) {
   const AttentionShape& shape = op.attention;
-  const int64_t heads = shape.heads / shape.kv_heads;
-  const int64_t offset = item.kv_head * heads * shape.dim;
+  const int64_t offset = item.kv_head * (shape.heads / shape.kv_heads) * shape.dim;
   AttendArgs args{};
-  args.q = row(op.in, item.row) + offset;
+  args.q = row(op.in, 0) + offset;
   args.q_stride = buffers_[op.in].features;
-  args.positions = batch_->positions + item.row;
-  args.row_ids = nullptr;
+  args.positions = batch_->positions;
+  args.row_ids = plan.row_ids.data() + item.first_row;
   args.rows = item.rows;
   args.block_table = batch_->block_tables + item.sequence * batch_->table_width;
   args.kv_head = item.kv_head;
   args.first_token = item.first_token;
   args.last_token = item.last_token;
+  args.segment_units = plan.segment_units;
   args.scratch = scratch_[thread].attention.as<float>();
-  args.out = row(op.out, item.row) + offset;
+  args.out = row(op.out, 0) + offset;
   args.out_stride = buffers_[op.out].features;
-  if (item.group >= 0) {
-    const int64_t vector = plan.groups[item.group].state + item.part * item.rows * heads;
-    args.partial = partials_.as<float>() + vector * (shape.dim + 2);
-  }
+  if (item.joins > 0) args.partial = states_.as<float>() + item.state * (shape.dim + 2);
   kernels_.attend(kv_.layer(op.layer), shape, args);
-  if (item.group < 0) return;
-  std::atomic<int64_t>& left = parts_left_[op.plan][item.group];
-  if (left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  left.store(plan.groups[item.group].parts, std::memory_order_relaxed);  // for the next layer
-  join_parts(op, plan, item);
+  for (int64_t j = item.first_join; j < item.first_join + item.joins; ++j) {
+    std::atomic<int64_t>& left = items_left_[op.plan][j];
+    if (left.fetch_sub(1, std::memory_order_acq_rel) != 1) continue;
+    left.store(plan.joins[j].items, std::memory_order_relaxed);  // for the next layer
+    join_states(op, plan, plan.joins[j], thread);
+  }
 }
 
-void Program::join_parts(const Op& op, const AttentionPlan& plan, const AttendItem& item) {
+void Program::join_states(const Op& op, const AttentionPlan& plan, const Join& join, int thread) {
   const AttentionShape& shape = op.attention;
   const int64_t heads = shape.heads / shape.kv_heads;
-  const SplitGroup& group = plan.groups[item.group];
-  std::vector<const float*> states(group.parts);
-  for (int64_t v = 0; v < item.rows * heads; ++v) {
-    for (int64_t part = 0; part < group.parts; ++part)
-      states[part] = partials_.as<float>() +
-                     (group.state + part * item.rows * heads + v) * (shape.dim + 2);
-    float* out = row(op.out, item.row + v / heads) +
-                 (item.kv_head * heads + v % heads) * shape.dim;
-    kernels_.softmax_merge(states.data(), group.parts, shape.dim, out);
+  std::vector<const float*>& states = scratch_[thread].states;
+  states.resize(join.states);
+  for (int64_t v = 0; v < join.rows * heads; ++v) {
+    for (int64_t i = 0; i < join.states; ++i)
+      states[i] = states_.as<float>() + (plan.states[join.first_state + i] + v) * (shape.dim + 2);
+    float* out = row(op.out, plan.row_ids[join.first_row + v / heads]) +
+                 (join.kv_head * heads + v % heads) * shape.dim;
+    kernels_.join_states(states.data(), join.states, shape.dim, out);
   }
 }
 

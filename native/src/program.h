@@ -51,7 +51,8 @@ struct Op {
 
 class Program {
  public:
-  Program(const KernelTable& kernels, Pool& pool, KVCache& kv);
+  // `policy` may change between steps.
+  Program(const KernelTable& kernels, Pool& pool, KVCache& kv, const AttentionPolicy& policy);
 
   int buffer(int64_t features, Rows rows);
   int rope(Rope rope);
@@ -76,6 +77,7 @@ class Program {
     std::vector<float> normed;
     Memory prepared;
     Memory attention;
+    std::vector<const float*> states;
   };
   struct alignas(64) Counter { std::atomic<int64_t> next{0}; };
 
@@ -92,7 +94,7 @@ class Program {
   void linear_by_columns(const Op& op, int thread);
   void attend(const Op& op, Counter& counter, int thread);
   void attend_item(const Op& op, const AttentionPlan& plan, const AttendItem& item, int thread);
-  void join_parts(const Op& op, const AttentionPlan& plan, const AttendItem& item);
+  void join_states(const Op& op, const AttentionPlan& plan, const Join& join, int thread);
 
   void on_rows(const Op& op, int64_t begin, int64_t end, int thread);
   const uint8_t* prepare(const Op& op, int64_t begin, int64_t end, uint8_t* to, int thread);
@@ -107,6 +109,7 @@ class Program {
   const KernelTable& kernels_;
   Pool& pool_;
   KVCache& kv_;
+  const AttentionPolicy& policy_;
   std::vector<Op> ops_;
   std::vector<Buffer> buffers_;
   std::vector<Rope> ropes_;
@@ -128,9 +131,9 @@ class Program {
   int64_t block_rows_ = 1;
   std::vector<AttentionPlan> plans_;
   std::unique_ptr<Counter[]> counters_;            // per segment
-  std::vector<std::unique_ptr<std::atomic<int64_t>[]>> parts_left_;  // per plan and split group
-  std::vector<int64_t> parts_capacity_;
-  Memory partials_;
+  std::vector<std::unique_ptr<std::atomic<int64_t>[]>> items_left_;  // per plan and join
+  std::vector<int64_t> joins_capacity_;
+  Memory states_;
 };
 
 }  // namespace octavo

@@ -1,7 +1,5 @@
 """Paged attention on each instruction set equals numpy's for any ragged batch."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import psutil
 import pytest
@@ -11,73 +9,16 @@ from hypothesis import strategies as st
 from octavo.core.plan import BlockCopy
 from octavo.kernels.batch import StepBatch
 from octavo.kernels.numpy_backend import NumpyBackend
-from octavo.kernels.ops import Array, Attention, Backend, Forward, KVSpec, Ops, Rope
+from octavo.kernels.ops import Array, Attention, KVSpec, Ops, Rope
+from support_attention import TOLERANCE, Shape, attention_line
 from support_models import f32_tensor
-from support_native import ISAS, Float32, Line, backend_of, make_batch, run_line
+from support_native import ISAS, Float32, backend_of, make_batch, run_line
 
 pytestmark = pytest.mark.parametrize("isa", ISAS)
 
-# float32 sums differ in order; one stored value that rounds the other way moves the rest.
-TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "int8": 2e-2}
 QUICK = settings(
     max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-
-
-@dataclass(frozen=True)
-class Shape:
-    """An attention layer and the cache under it."""
-
-    kv_heads: int = 2
-    group: int = 3
-    dim: int = 16
-    block_size: int = 16
-    window: int | None = None
-    softcap: float | None = None
-    rotary: int = 16
-    qk_norm: bool = False
-    dtype: str = "float32"
-
-    @property
-    def spec(self) -> KVSpec:
-        return KVSpec(1, self.kv_heads, self.dim, self.block_size, self.dtype)  # type: ignore[arg-type]
-
-
-def attention_line(shape: Shape, seed: int = 0) -> Line:
-    """Embed, project to q, k and v, rotate, store, attend."""
-    heads = shape.kv_heads * shape.group
-    width = (heads + 2 * shape.kv_heads) * shape.dim
-    rng = np.random.default_rng(seed)
-    table = rng.standard_normal((50, 20)).astype(np.float32)
-    matrix = (rng.standard_normal((width, 20)) * 0.4).astype(np.float32)
-    norms = [rng.standard_normal(shape.dim).astype(np.float32) for _ in range(2)]
-    exponents = np.arange(shape.rotary // 2, dtype=np.float32) / max(1, shape.rotary // 2)
-    rope = Rope((1.0 / np.float32(100.0) ** exponents).astype(np.float32), 1.1)
-
-    def line(backend: Backend) -> Forward:
-        embedding = backend.embedding(f32_tensor(table))
-        qkv = backend.linear_weight([f32_tensor(matrix)])
-        q_norm, k_norm = (backend.vector(f32_tensor(norm)) for norm in norms)
-        attention = Attention(
-            layer=0,
-            num_heads=heads,
-            num_kv_heads=shape.kv_heads,
-            head_dim=shape.dim,
-            scale=shape.dim**-0.5,
-            rope=rope,
-            sliding_window=shape.window,
-            softcap=shape.softcap,
-            q_norm=q_norm if shape.qk_norm else None,
-            k_norm=k_norm if shape.qk_norm else None,
-        )
-
-        def forward(ops: Ops) -> Array:
-            q = ops.rope_and_store(ops.linear(ops.embed(embedding), qkv), attention)
-            return ops.logits_rows(ops.paged_attention(q, attention))
-
-        return forward
-
-    return line
 
 
 def both(

@@ -421,10 +421,10 @@ static void attend(const KVLayer& kv, const AttentionShape& shape, const AttendA
 }
 
 // Joins states of one query vector, in the order of their tokens, as `attend` joins segments.
-static void softmax_merge(const float* const* partials, int64_t count, int64_t dim, float* out) {
-  __builtin_memcpy(out, partials[0], dim * 4);
-  float maximum = partials[0][dim], weight = partials[0][dim + 1];
+static void join_states(const float* const* states, int64_t count, int64_t dim, float* out) {
+  __builtin_memcpy(out, states[0], dim * 4);
+  float maximum = states[0][dim], weight = states[0][dim + 1];
   for (int64_t i = 1; i < count; ++i)
-    join_state(out, &maximum, &weight, partials[i], partials[i][dim], partials[i][dim + 1], dim);
+    join_state(out, &maximum, &weight, states[i], states[i][dim], states[i][dim + 1], dim);
   finish_vector(out, weight, dim, out);
 }

@@ -13,7 +13,7 @@
 const KernelTable& table() {
   static constexpr KernelTable kTable = {
       OCTAVO_ISA_NAME, kLanes, panel_bytes, pack, unpack_row, quantise, rms_norm, add, gated,
-      softmax_merge, gemm, rope_and_store, attend,
+      join_states, gemm, rope_and_store, attend,
       scan_logits, weigh_blocks, weigh_tokens, collect_tokens, count_ahead,
       spin_int8, spin_float, read_stream,
   };

@@ -94,6 +94,14 @@ KeepPacked = Annotated[
         help="Keep packed weights in the cache folder, for a quick next start.",
     ),
 ]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic",
+        help="Give a request the same tokens and logprobs to the last bit, whatever its "
+        "batch-mates, chunks, cache hits and preemptions.",
+    ),
+]
 Isa = Annotated[
     str,
     typer.Option(envvar="OCTAVO_ISA", help="Instruction set of the native kernels, to compare."),

@@ -33,6 +33,7 @@ class EngineChoices:
     threads: int
     cpu_affinity: tuple[int, ...] | None
     packed_cache: bool
+    deterministic: bool
     isa: str
     max_model_len: int | None
     kv_cache_memory_bytes: int | None
@@ -128,6 +129,7 @@ def open_session(model: str, choices: EngineChoices) -> Iterator[Session]:
         threads=choices.threads,
         cpu_affinity=choices.cpu_affinity,
         packed_cache_dir=find_packed_cache(choices.packed_cache),
+        deterministic=choices.deterministic,
         isa=choices.isa,
         max_model_len=choices.max_model_len,
         kv_cache_memory_bytes=choices.kv_cache_memory_bytes,

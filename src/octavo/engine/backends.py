@@ -64,6 +64,11 @@ def choose_backend(
 def _numpy(dtype: DtypeName, quantization: QuantizationName, options: NativeOptions) -> Compute:
     if options.cpus:
         raise SettingError("--cpu-affinity needs the native backend.", name="--cpu-affinity")
+    if options.deterministic:
+        raise SettingError(
+            "--deterministic needs the native backend: numpy's sums depend on the batch.",
+            name="--deterministic",
+        )
     if quantization in ("file", "int8", "int4"):
         raise SettingError(
             f"--quantization {quantization} needs the native backend; numpy computes with none.",

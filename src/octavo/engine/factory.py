@@ -71,6 +71,9 @@ class EngineSettings:
     cpu_affinity: tuple[int, ...] | None = None
     """CPUs that the threads of a step stay on, one each; the first is the engine thread's. None:
     those that this process may use, and the engine thread moves freely."""
+    deterministic: bool = False
+    """Whether a request's tokens and logprobs keep their last bit whatever its batch-mates, the
+    chunks of its prompt, what of it was cached, and preemptions. Native backend only."""
     isa: str = "auto"
     """Instruction set of the native kernels; ``auto``: the fastest that this CPU has."""
     packed_cache_dir: Path | None = None
@@ -151,7 +154,7 @@ def build_engine(settings: EngineSettings, observer: Observer) -> EngineParts:
         jump_forward=settings.enable_jump_forward,
     )
     runner = _runner(decoder, compute, cache_config, scheduler_config, rows)
-    identity = _identity(checkpoint, tokenizer, compute)
+    identity = _identity(checkpoint, tokenizer, compute, deterministic=settings.deterministic)
     manager = KVCacheManager(cache_config)
     if settings.pin_file is not None:
         for owner, token_ids in read_pins(settings.pin_file, tokenizer, identity):
@@ -185,14 +188,19 @@ def _native_options(settings: EngineSettings, checkpoint: Checkpoint) -> NativeO
     version = f"{checkpoint.fingerprint} {file_version(checkpoint.path)}"
     return NativeOptions(
         isa=settings.isa,
+        deterministic=settings.deterministic,
         threads=settings.threads,
         cpus=settings.cpu_affinity or (),
         packed_cache=None if folder is None else PackedCache(folder, checkpoint.path, version),
     )
 
 
-def _identity(checkpoint: Checkpoint, tokenizer: Tokenizer, compute: Compute) -> CacheIdentity:
+def _identity(
+    checkpoint: Checkpoint, tokenizer: Tokenizer, compute: Compute, *, deterministic: bool
+) -> CacheIdentity:
     model = f"{checkpoint.fingerprint} {compute.backend.name} {compute.precision}"
+    if deterministic:
+        model += " deterministic"
     return CacheIdentity(model, tokenizer.fingerprint, compute.kv_dtype)
 
 

@@ -26,7 +26,7 @@ from octavo.kernels.native.weights import (
 from octavo.kernels.ops import Forward, KVDtype, KVSpec, StepFunction
 from octavo.kernels.weights import WeightTensor
 
-_KV_TYPES: Final[dict[KVDtype, int]] = {"float32": 0, "bfloat16": 1, "int8": 2}
+KV_TYPES: Final[dict[KVDtype, int]] = {"float32": 0, "bfloat16": 1, "int8": 2}
 """Numbers of ``kernel_table.h``."""
 
 
@@ -37,8 +37,10 @@ class NativeBackend:
     weights meet them as int8 with a scale per 32 values. Arithmetic that is not quantised
     accumulates in float32.
 
-    Reproducibility: a row's sums of products do not depend on its batch-mates; attention may be cut
-    elsewhere along the tokens when the batch is another one, which moves last bits.
+    Reproducibility: a row's result depends on its batch-mates in one way. Attention to a long
+    context is cut along the tokens where that ends the step sooner, so in another batch it may be
+    cut elsewhere, which moves last bits. With ``deterministic`` the states of every 512 tokens are
+    joined in order wherever the cuts are, and nothing is left that could differ.
     """
 
     def __init__(self, precision: Precision = "file", options: NativeOptions | None = None) -> None:
@@ -52,6 +54,9 @@ class NativeBackend:
             )
         threads, cpus = _placement(options)
         self._native = _native.Backend(isa, threads, cpus, pin_caller=bool(options.cpus))
+        self._native.set_attention(
+            options.split_contexts, options.share_prefixes, options.deterministic
+        )
         self._precision: Precision = precision
         self._num_blocks = 0
         self._weights: list[MatrixWeight] = []
@@ -111,7 +116,7 @@ class NativeBackend:
             spec.num_kv_heads,
             spec.head_dim,
             spec.block_size,
-            _KV_TYPES[spec.dtype],
+            KV_TYPES[spec.dtype],
         )
 
     def allocate_kv(self, spec: KVSpec, num_blocks: int) -> None:
@@ -122,7 +127,7 @@ class NativeBackend:
             spec.head_dim,
             spec.block_size,
             num_blocks,
-            _KV_TYPES[spec.dtype],
+            KV_TYPES[spec.dtype],
         )
         self._num_blocks = num_blocks
 

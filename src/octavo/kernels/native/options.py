@@ -35,5 +35,11 @@ class NativeOptions:
     for a step. Empty: workers stay on CPUs that this process may use, and the asking one floats."""
     pin_threads: bool = True
     """Whether threads stay on a CPU each."""
+    deterministic: bool = False
+    """Whether a row's result keeps its last bit whatever else a step computes."""
+    split_contexts: bool = True
+    """Whether attention to a long context may be cut into parts for several threads. To compare."""
+    share_prefixes: bool = True
+    """Whether decodes that share blocks may read them together. To compare."""
     packed_cache: PackedCache | None = None
     """Where packed weights are kept for the next start; None: nowhere."""

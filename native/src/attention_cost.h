@@ -1,0 +1,44 @@
+// What attention costs, to decide how it is cut into work.
+//
+// The constants are nanoseconds of one core of an AMD Zen 3 (AVX2), for a head of 64 in bfloat16;
+// `benchmarks/attention.py --calibrate` measures them. Only their ratios matter, and only for
+// speed. They are not measured at each start: cuts would then move, and last bits with them, from
+// one run of the same requests to the next.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernel_table.h"
+
+namespace octavo {
+
+struct AttentionCost {
+  double item = 330;          // starting an item
+  double token = 20;          // a token's key and value from memory
+  double tile_token = 7.5;    // the same widened to floats, once for a tile of query vectors
+  double vector_token = 4.4;  // products with one query vector
+  double state = 30;          // leaving one query vector's state, and joining it later
+
+  // Of `vectors` query vectors over `tokens` tokens: memory and arithmetic overlap.
+  double of(int64_t vectors, int64_t tokens) const {
+    constexpr int64_t kTile = 6;
+    const double tiles = static_cast<double>((vectors + kTile - 1) / kTile);
+    const double arithmetic = tiles * tile_token + static_cast<double>(vectors) * vector_token;
+    return item + static_cast<double>(tokens) * std::max(token, arithmetic);
+  }
+};
+
+// For another head size and number format.
+inline AttentionCost attention_cost(int64_t dim, KVType type) {
+  const double size = static_cast<double>(dim) / 64;
+  const double bytes = type == KVType::kF32 ? 2 : type == KVType::kBF16 ? 1 : 0.5;
+  AttentionCost cost;
+  cost.token *= size * bytes;
+  cost.tile_token *= size;
+  cost.vector_token *= size;
+  cost.state *= size;
+  return cost;
+}
+
+}  // namespace octavo
