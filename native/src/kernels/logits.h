@@ -148,9 +148,10 @@ static void weigh_tokens(const float* x, int64_t size, float top, float factor, 
       store_longs(masses + half, raised_masses(weights + half) - kWholeBits);
   }
   if (i == size) return;
-  float found[kLanes];
+  float rest[kLanes], found[kLanes];
   int64_t mass[kLanes];
-  store(found, weight_of(load_upto(x, i, size), top, factor));
+  for (int64_t j = 0; j < kLanes; ++j) rest[j] = i + j < size ? x[i + j] : top;
+  store(found, weight_of(load(rest), top, factor));
   for (int64_t half = 0; half < kLanes; half += kLanes / 2)
     store_longs(mass + half, raised_masses(found + half) - kWholeBits);
   __builtin_memcpy(weights + i, found, (size - i) * sizeof(float));
