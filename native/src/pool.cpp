@@ -1,6 +1,7 @@
 #include "pool.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "machine.h"
 
@@ -13,8 +14,12 @@ namespace octavo {
 namespace {
 
 // Turns of a spin loop before a waiting thread lets others run, some 100 microseconds. Phases of a
-// step end closer together than that: whoever waits longer shares its CPU with what it waits for.
+// step end closer together than that: whoever waits longer shares its CPU with what it waits for,
+// or waits for a thread that the server's event loop keeps from its CPU.
 constexpr int kSpinsBeforeYield = 2000;
+// How long it does so until it sleeps. Only a CPU that is idle makes the system move others there,
+// from where they are in a worker's way.
+constexpr auto kYielding = std::chrono::microseconds(300);
 // Turns of a spin loop between two steps before a worker sleeps: some 100 microseconds, the time
 // that the engine needs to sample and plan.
 constexpr int kSpinsBeforeSleep = 3000;
@@ -27,6 +32,21 @@ inline void pause_cpu() {
 #endif
 }
 
+// Waits until `value` is no longer `old`; whoever changes it must notify.
+template <typename T>
+void wait_for_change(const std::atomic<T>& value, T old) {
+  for (int spins = 0; spins < kSpinsBeforeYield; ++spins) {
+    if (value.load(std::memory_order_acquire) != old) return;
+    pause_cpu();
+  }
+  const auto until = std::chrono::steady_clock::now() + kYielding;
+  do {
+    if (value.load(std::memory_order_acquire) != old) return;
+    std::this_thread::yield();
+  } while (std::chrono::steady_clock::now() < until);
+  value.wait(old, std::memory_order_acquire);
+}
+
 }  // namespace
 
 void Barrier::wait() {
@@ -35,12 +55,10 @@ void Barrier::wait() {
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
     arrived_.store(0, std::memory_order_relaxed);
     generation_.store(generation + 1, std::memory_order_release);
+    generation_.notify_all();
     return;
   }
-  for (int spins = 0; generation_.load(std::memory_order_acquire) == generation;) {
-    pause_cpu();
-    if (++spins >= kSpinsBeforeYield) std::this_thread::yield();
-  }
+  wait_for_change(generation_, generation);
 }
 
 Pool::Pool(int threads, std::vector<int> cpus, bool pin_caller)
@@ -76,10 +94,9 @@ void Pool::run_unpinned(const Job& job) {
   ticket_.fetch_add(1, std::memory_order_release);
   ticket_.notify_all();
   job(0);
-  for (int spins = 0; busy_.load(std::memory_order_acquire) != 0;) {
-    pause_cpu();
-    if (++spins >= kSpinsBeforeYield) std::this_thread::yield();
-  }
+  for (int busy = busy_.load(std::memory_order_acquire); busy != 0;
+       busy = busy_.load(std::memory_order_acquire))
+    wait_for_change(busy_, busy);
 }
 
 void Pool::for_each(int64_t count, int64_t chunk,
@@ -106,6 +123,7 @@ void Pool::work(int thread, int cpu) {
     if (stopping_.load(std::memory_order_acquire)) return;
     (*job_)(thread);
     busy_.fetch_sub(1, std::memory_order_acq_rel);
+    busy_.notify_all();
   }
 }
 
