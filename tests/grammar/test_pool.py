@@ -92,6 +92,26 @@ class Stubborn(SlowCompiler):
         return CompiledGrammar(spec)  # type: ignore[arg-type]
 
 
+async def test_the_vocabulary_takes_its_own_time() -> None:
+    """Turns red when the first grammar is refused because the vocabulary is not ready yet."""
+    ready = threading.Event()
+
+    class Cold(SlowCompiler):
+        def warm_up(self) -> None:
+            assert ready.wait(30)
+
+    compiler = Cold()
+    compiler.go.set()
+    pool = pool_of(compiler, time_limit_s=0.05)
+    pool.start()
+    first, second = (asyncio.ensure_future(pool.compile(SO.regex(text))) for text in "ab")
+    await asyncio.sleep(0.1)
+    assert not first.done()
+    ready.set()
+    assert all(isinstance(g, CompiledGrammar) for g in await asyncio.gather(first, second))
+    pool.shutdown()
+
+
 async def test_what_takes_too_long_holds_up_no_other() -> None:
     """Turns red when compilations that cannot be stopped keep others from theirs; when a client
     that asks again begins another; or when they may be any number."""

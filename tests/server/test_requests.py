@@ -866,3 +866,57 @@ async def test_choices_have_a_limit(num_prompts: int, n: int, status: int) -> No
     assert response.status_code == status
     if status == 200:
         assert len(response.json()["choices"]) == num_prompts * n
+
+
+def nested(depth: int) -> str:
+    return '{"a":[' * (depth // 2) + "1" + "]}" * (depth // 2)
+
+
+DEEP_TOOL = """{"messages": [{"role": "user", "content": "a"}], "tool_choice": "none", "tools": [
+    {"type": "function", "function": {"name": "f", "parameters": %s}}
+]}"""
+DEEP_INPUT = """{"model": "tiny", "max_tokens": 3, "messages": [
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": %s}]},
+    {"role": "user", "content": "a"}
+]}"""
+
+
+@pytest.mark.parametrize("depth", [98, 200, 500, 1000, 100_000])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, '{"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": %s}'),
+        (CHAT, '{"messages": [{"role": "user", "content": "a"}], "made_up": %s}'),
+        (CHAT, DEEP_TOOL),
+        ("/v1/messages", DEEP_INPUT),
+        (COMPLETIONS, '{"prompt": "a", "structured_outputs": {"json": %s}}'),
+    ],
+    ids=["kwargs", "unknown", "tool", "input", "schema"],
+)
+async def test_deep_bodies(path: str, body: str, depth: int) -> None:
+    """HT-01's neighbour: a body nested beyond a limit is a 400, wherever it is deep; nothing that
+    writes JSON later meets what it cannot write."""
+    async with client_of(ScriptedEngine()) as client:
+        headers = {"Content-Type": "application/json"}
+        content = (body % nested(depth)).encode()
+        response = await client.post(path, content=content, headers=headers)
+    assert response.status_code in (200, 400), response.text
+    if depth > 100:
+        assert response.status_code == 400
+        assert "deep" in response.text or "depth" in response.text
+
+
+@pytest.mark.parametrize("depth", [50, 200, 1000, 5000])
+async def test_deep_arguments_are_text(depth: int) -> None:
+    """Arguments of a former call that are nested too deeply to be written again stay as they were
+    written."""
+    arguments = '{"a":' * depth + "1" + "}" * depth
+    function = {"name": "f", "arguments": arguments}
+    call = {
+        "role": "assistant",
+        "tool_calls": [{"id": "1", "type": "function", "function": function}],
+    }
+    info = replace(INFO, max_model_len=100_000, num_blocks=10_000)
+    engine = ScriptedEngine(info=info)
+    response = await post(engine, CHAT, {"messages": [call, *HELLO], "max_tokens": 2})
+    assert response.status_code == 200, response.text

@@ -42,6 +42,7 @@ class GrammarPool:
         self._pending: dict[StructuredOutput, asyncio.Task[CompiledGrammar]] = {}
         self._overdue: dict[StructuredOutput, Future[CompiledGrammar]] = {}
         self._slots = asyncio.Semaphore(num_threads)
+        self._warming: Future[object] | None = None
 
     def start(self) -> None:
         """Prepare the vocabulary in the background, so that no request waits for it.
@@ -49,7 +50,7 @@ class GrammarPool:
         It holds Python's lock for some tenths of a second, so the best time is one when nothing
         runs.
         """
-        self._threads.submit(self._compiler.warm_up)
+        self._warming = self._warming or self._threads.submit(self._compiler.warm_up)
 
     def shutdown(self) -> None:
         """Take no more work, and drop what has not begun."""
@@ -79,6 +80,9 @@ class GrammarPool:
         _ = done.cancelled() or done.exception()
 
     async def _compile(self, spec: StructuredOutput) -> CompiledGrammar:
+        # That takes its time once, and is no grammar's fault.
+        self._warming = self._warming or self._threads.submit(self._compiler.warm_up)
+        await asyncio.wrap_future(self._warming)
         deadline = asyncio.get_running_loop().time() + self._time_limit_s
         self._overdue = {spec: f for spec, f in self._overdue.items() if not f.done()}
         overdue = self._overdue.get(spec)

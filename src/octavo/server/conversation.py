@@ -22,6 +22,7 @@ from octavo.server.protocol.tools import (
     ToolCall,
     ToolChoice,
 )
+from octavo.server.protocol.validation import nests_deeply
 from octavo.server.tools.output import OutputFormat
 from octavo.server.tools.reasoning import OPEN, uses_reasoning
 from octavo.server.tools.styles import HERMES, ToolStyle, style_of, takes_tools
@@ -214,7 +215,7 @@ def _as_call(call: ToolCall) -> dict[str, Any]:
         read = orjson.loads(arguments or "{}")
     except orjson.JSONDecodeError:
         read = None  # the model wrote no JSON: it reads what it wrote
-    if isinstance(read, dict):
+    if isinstance(read, dict) and not nests_deeply(read):
         arguments = read
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}

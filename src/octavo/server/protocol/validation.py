@@ -13,6 +13,9 @@ from octavo.core.errors import InvalidRequestError
 BRANCH: Final = "@"
 """Marks the branches of unions in error paths, so that clients never see them."""
 MAX_KEY_CHARS: Final = 64
+MAX_NESTING: Final = 100
+"""Most arrays and objects inside one another: what is deeper, JSON writers and templates cannot
+write, and nobody means."""
 
 _WORDS: Final = (
     ("Input should be", "must be"),
@@ -100,7 +103,29 @@ def load_json(body: bytes) -> dict[str, Any]:
         ) from None
     if not isinstance(data, dict):
         raise InvalidRequestError(f"The body must be a JSON object, not {_kind(data)}.")
+    # Few brackets cannot be deep; counting them is quick, also where there are millions of numbers.
+    if body.count(b"[") + body.count(b"{") > MAX_NESTING and nests_deeply(data):
+        raise InvalidRequestError(
+            f"The body is nested too deeply: at most {MAX_NESTING} arrays and objects may be "
+            "inside one another."
+        )
     return data
+
+
+def nests_deeply(value: Any) -> bool:
+    """Whether more than ``MAX_NESTING`` arrays and objects are inside one another."""
+    level = [value]
+    for _ in range(MAX_NESTING + 1):
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, list | dict)
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(item, list | dict)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def validate(model: type[Model], data: Mapping[str, Any]) -> Model:
