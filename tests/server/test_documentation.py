@@ -18,7 +18,7 @@ from octavo.server.protocol.validation import StrictModel
 from octavo.server.reference import parts_of, reference, rows_of
 from octavo.server.responses_api.protocol import ResponsesRequest
 from support import REPO
-from support_server import ScriptedEngine, check_error, client_of, make_app
+from support_server import CHAT, ScriptedEngine, check_error, client_of, make_app
 
 
 def test_the_table_is_not_stale() -> None:
@@ -127,3 +127,17 @@ def test_own_document_is_valid_json_schema() -> None:
         if name in ("ChatRequest", "CompletionRequest"):
             told = schema["properties"].keys() - ChatRequest.differences.keys()
             assert all("description" in schema["properties"][field] for field in told)
+
+
+def test_kinds_of_answers_are_documented() -> None:
+    """Turns red when /openapi.json forgets that an answer may be a stream, or is no JSON."""
+    paths = make_app(ScriptedEngine()).openapi()["paths"]
+    kinds = {
+        path: set(method["post" if "post" in method else "get"]["responses"]["200"]["content"])
+        for path, method in paths.items()
+        if path in (*ROUTES, "/metrics")
+    }
+    streaming = {"/v1/completions", CHAT, "/v1/responses", "/v1/messages"}
+    expected = {path: {"application/json"} for path in ROUTES}
+    expected |= {path: {"application/json", "text/event-stream"} for path in streaming}
+    assert kinds == expected | {"/metrics": {"text/plain"}}

@@ -7,7 +7,7 @@ from itertools import chain
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
 
 from octavo import __version__
 from octavo.core.errors import RequestError
@@ -19,7 +19,7 @@ from octavo.server.errors import on_http_error, on_request_error
 from octavo.server.gate import Gate
 from octavo.server.generation import Generator
 from octavo.server.lifecycle import Admission, Lifecycle
-from octavo.server.openapi import describe
+from octavo.server.openapi import answers, describe
 from octavo.server.operations import Operations
 from octavo.server.ports import Engine
 from octavo.server.tools.styles import ToolStyle
@@ -88,5 +88,11 @@ def _add_operations(app: FastAPI, operations: Operations) -> None:
     for path, probe in (("/health", operations.health), ("/live", operations.live)):
         app.add_api_route(path, probe, methods=["GET"])
         app.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False)
-    app.add_api_route("/metrics", operations.metrics_text, methods=["GET"])
+    app.add_api_route(
+        "/metrics",
+        operations.metrics_text,
+        methods=["GET"],
+        response_class=Response,
+        openapi_extra=answers("text/plain"),
+    )
     app.add_api_route("/version", operations.version, methods=["GET"])

@@ -12,10 +12,19 @@ REFERENCE: Final = "#/components/schemas/{model}"
 
 
 def json_body(*models: type[BaseModel]) -> dict[str, Any]:
-    """Return what a route says about its body, which is one of ``models``."""
+    """Return what a route says about its body, which is one of ``models``, and its answers."""
     references = [{"$ref": REFERENCE.format(model=model.__name__)} for model in models]
     schema = references[0] if len(references) == 1 else {"oneOf": references}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    streams = any("stream" in model.model_fields for model in models)
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        **answers("application/json", *(["text/event-stream"] if streams else [])),
+    }
+
+
+def answers(*media_types: str) -> dict[str, Any]:
+    """Return what a route says about the kinds of its answers."""
+    return {"responses": {"200": {"content": {kind: {} for kind in media_types}}}}
 
 
 def describe(app: FastAPI, models: Iterable[type[BaseModel]]) -> dict[str, Any]:
