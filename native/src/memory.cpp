@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -28,6 +29,20 @@ Memory& Memory::operator=(Memory&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   return *this;
+}
+
+Arena::Piece Arena::take(size_t bytes) {
+  constexpr size_t kPage = 4096;
+  constexpr size_t kChunk = size_t{64} << 20;  // what is never touched costs addresses alone
+  std::lock_guard<std::mutex> lock(taking_);
+  const size_t rounded = (bytes + kPage - 1) / kPage * kPage;
+  if (!current_ || used_ + rounded > current_->size()) {
+    current_ = std::make_shared<const Memory>(std::max(rounded, kChunk));
+    used_ = 0;
+  }
+  uint8_t* data = current_->data() + used_;
+  used_ += rounded;
+  return {current_, data};
 }
 
 }  // namespace octavo

@@ -47,6 +47,7 @@ class Backend {
 
   const KernelTable& kernels() const { return *kernels_; }
   Pool& pool() { return pool_; }
+  Arena& arena() { return arena_; }
 
   KVCache& kv() {
     if (!kv_) throw std::logic_error("allocate_kv must be called first.");
@@ -60,6 +61,7 @@ class Backend {
  private:
   const KernelTable* kernels_;
   Pool pool_;
+  Arena arena_;
   std::optional<KVCache> kv_;
   AttentionPolicy attention_;
 };
@@ -93,7 +95,7 @@ std::unique_ptr<Weight> pack(Backend& backend, const std::vector<std::pair<int, 
   check_bias(bias, outputs);
   const WeightShape shape{checked_format(format), gated, outputs, inputs};
   nb::gil_scoped_release release;
-  return std::make_unique<Weight>(backend.kernels(), backend.pool(), shape, sources,
+  return std::make_unique<Weight>(backend.kernels(), backend.pool(), backend.arena(), shape, sources,
                                   bias ? bias->data() : nullptr);
 }
 

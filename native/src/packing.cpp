@@ -9,16 +9,16 @@
 
 namespace octavo {
 
-Weight::Weight(const KernelTable& kernels, Pool& pool, const WeightShape& shape,
+Weight::Weight(const KernelTable& kernels, Pool& pool, Arena& arena, const WeightShape& shape,
                const std::vector<SourcePart>& parts, const float* bias) {
   lay_out(kernels, shape);
-  data_ = Memory(num_bytes_);
-  packed_.data = data_.data();
+  memory_ = arena.take(static_cast<size_t>(num_bytes_));
+  packed_.data = memory_.data;
   if (bias) pack_bias(bias, kernels.lanes);
   const PackSource source{parts.data(), static_cast<int64_t>(parts.size())};
   pool.for_each(packed_.panels, 4, [&](int64_t first, int64_t last) {
     std::vector<float> scratch(shape.inputs + kGroup);
-    kernels.pack(packed_, source, data_.data(), first, last, scratch.data());
+    kernels.pack(packed_, source, memory_.data, first, last, scratch.data());
   });
 }
 

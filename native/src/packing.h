@@ -22,7 +22,7 @@ struct WeightShape {
 class Weight {
  public:
   // Packs the stacked `parts` on all threads. `bias` holds one value per output, or is null.
-  Weight(const KernelTable& kernels, Pool& pool, const WeightShape& shape,
+  Weight(const KernelTable& kernels, Pool& pool, Arena& arena, const WeightShape& shape,
          const std::vector<SourcePart>& parts, const float* bias);
 
   // Takes what an equal weight left at `offset` of a file that is known to be sound.
@@ -36,7 +36,7 @@ class Weight {
   void lay_out(const KernelTable& kernels, const WeightShape& shape);
   void pack_bias(const float* bias, int64_t lanes);
 
-  Memory data_;                             // the panels are here,
+  Arena::Piece memory_;                     // the panels are here,
   std::shared_ptr<const MappedFile> file_;  // or in here
   int64_t num_bytes_ = 0;
   std::vector<float> bias_;
