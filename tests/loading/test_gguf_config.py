@@ -304,3 +304,12 @@ def test_sizes(architecture: str, tmp_path: Path) -> None:
     assert (config.num_heads, config.num_kv_heads) == (4, 2)
     assert config.head_dim == wanted["head_dim"]
     assert config.max_position == 512
+
+
+def test_names_from_a_file_are_escaped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Red when a key of a corrupt file reaches the terminal as it is, or at any length."""
+    with caplog.at_level(logging.WARNING):
+        read(tmp_path, **{"made\x1b[31m_up\n": 1, "x" * 500: 1})
+    assert "made\\x1b[31m_up\\n" in caplog.text
+    assert "\x1b" not in caplog.text
+    assert "x" * 100 not in caplog.text
