@@ -33,7 +33,7 @@ def serve(
     batching_policy: options.BatchingPolicy = "continuous",
     kv_reservation: options.KVReservation = "paged",
     prefix_cache: options.PrefixCache = "radix",
-    eviction_policy: options.EvictionPolicy = "lru",
+    eviction_policy: options.EvictionPolicy = "predict",
     pin_file: options.PinFile = None,
     scheduling_policy: options.SchedulingPolicy = "fcfs",
     seed: options.EngineSeed = None,

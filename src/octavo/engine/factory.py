@@ -98,7 +98,7 @@ class EngineSettings:
     """Room taken at a request's start: ``paged``; or contiguous: ``max``, ``pow2``, ``oracle``."""
     prefix_cache: str = "radix"
     """What finds equal prefixes: ``radix`` or ``flat``."""
-    eviction_policy: str = "lru"
+    eviction_policy: str = "predict"
     """What is forgotten first: ``lru``, ``lfu``, ``slru``, ``cost``, ``predict``, or
     ``module:Class``."""
     pin_file: Path | None = None
