@@ -151,6 +151,10 @@ class KVCacheManager:
         """Spare nothing any more for a sequence (idempotent)."""
         self._evictor.settle(sequence_id)
 
+    def expecting(self) -> Iterator[SequenceId]:
+        """Yield the waiting sequences whose hit is spared."""
+        return self._evictor.expecting()
+
     def pin(self, identity: CacheIdentity, token_ids: Sequence[TokenId]) -> int:
         """Never evict the whole blocks of a prefix, from when they are computed.
 

@@ -39,6 +39,8 @@ def check_scheduler(state: SchedulerState) -> None:
         raise InvariantError("waiting and running differ from the live sequences")
     if set(state.running) != set(state.cache.tables):
         raise InvariantError("other sequences hold blocks than those that run")
+    if not {s.sequence_id for s in waiting}.issuperset(state.cache.expecting()):
+        raise InvariantError("prefixes are spared for sequences that do not wait")
     for sequence in waiting:
         _check_waiting(sequence)
     for group in groups:

@@ -1,6 +1,6 @@
 """Chooses and forgets: candidates by priority, each offered to the policy in force."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from octavo.core.errors import InvariantError
 from octavo.core.events import EvictionTotals
@@ -120,6 +120,10 @@ class Evictor:
         block_id = self._expectations.settle(sequence_id)
         if block_id is not None:
             self._replace(block_id)
+
+    def expecting(self) -> Iterator[SequenceId]:
+        """Yield the waiting sequences for which a block is spared."""
+        return self._expectations.sequence_ids
 
     def advance(self, now: float) -> None:
         """Let priorities run out."""

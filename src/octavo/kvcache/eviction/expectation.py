@@ -1,5 +1,7 @@
 """Which cached blocks the waiting requests will hit."""
 
+from collections.abc import Iterator
+
 from octavo.core.ids import BlockId, SequenceId
 
 
@@ -16,6 +18,11 @@ class Expectations:
 
     def __contains__(self, block_id: BlockId) -> bool:
         return block_id in self._waiting
+
+    @property
+    def sequence_ids(self) -> Iterator[SequenceId]:
+        """Who waits for a block."""
+        return iter(self._blocks)
 
     def since(self, block_id: BlockId) -> SequenceId:
         """Return who waits longest for the block; somebody does."""
