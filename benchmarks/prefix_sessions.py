@@ -117,7 +117,7 @@ class Bench:
         """Print what the radix tree costs where nothing is ever found in it."""
         rng = random.Random(7)
         cores = {system.name: self.core(system) for system in (UNCACHED, RADIX)}
-        ratios, shares = [], []
+        ratios, shares, micros = [], [], []
         for number in range(pairs + 1):
             whole: dict[str, float] = {}
             outside: dict[str, float] = {}
@@ -137,13 +137,15 @@ class Bench:
                 ratios.append(whole[RADIX.name] / whole[UNCACHED.name])
                 more = outside[RADIX.name] - outside[UNCACHED.name]
                 shares.append(more / whole[UNCACHED.name])
+                micros.append(1e6 * more / (16 * (prompt + output)))
         hits = cores[RADIX.name][0].stats().prefix_hits_total
         evictions = cores[RADIX.name][0].stats().evictions_total
         print(
             f"0 % hits ({hits} tokens hit, {evictions} blocks evicted): {pairs} pairs of 16 "
             f"unique prompts of {prompt} tokens, {output} tokens each\n"
             f"  wall time with the radix tree / without a cache: median {_median(ratios):.4f}\n"
-            f"  time outside the model, more with it: median {_median(shares):.2%} of the whole"
+            f"  time outside the model, more with it: median {_median(shares):.2%} of the whole, "
+            f"{_median(micros):.2f} us a token"
         )
 
 
