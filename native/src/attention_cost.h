@@ -16,8 +16,8 @@ namespace octavo {
 struct AttentionCost {
   double item = 330;          // starting an item
   double token = 20;          // a token's key and value from memory
-  double tile_token = 7.5;    // the same widened to floats, once for a tile of query vectors
-  double vector_token = 4.4;  // products with one query vector
+  double tile_token = 4;      // the same widened to floats, once for a tile of query vectors
+  double vector_token = 3.4;  // products with one query vector
   double state = 30;          // leaving one query vector's state, and joining it later
 
   // Of `vectors` query vectors over `tokens` tokens: memory and arithmetic overlap.

@@ -157,6 +157,43 @@ constexpr int vectors_for(int rows) {
   return rows * 4 <= 2 * kQueryTile ? 4 : rows * 2 <= 2 * kQueryTile ? 2 : 1;
 }
 
+// Adds to M * N sums the products of N vectors' words with M weights for each part of a word.
+// `ahead` is prefetched in passing, if `wanted`.
+template <KVType type, int M, int N>
+OCTAVO_INLINE void add_products(const uint8_t* const (&words)[N], const uint8_t* const (&ahead)[N],
+                                bool wanted, bool both, const float* weights, int64_t stride,
+                                int64_t part_stride, F (&sum)[M][N]) {
+  F first[N], second[N];
+  // AVX2 has 16 registers for 12 sums and the rest: where that is too much, take one vector after
+  // the other and load the weights again for each, or else the compiler spills sums. bfloat16 takes
+  // 0.7 of the time so; what fits anyway, and float32, would take more.
+  constexpr bool kOneByOne =
+      OCTAVO_BYTES == 32 && (type == KVType::kBF16 || (type == KVType::kI8 && N == 4));
+#pragma GCC unroll 4
+  for (int n = 0; n < N; ++n) {
+    load_words<type>(words[n], first[n], second[n]);
+    if (wanted) __builtin_prefetch(ahead[n]);
+    if constexpr (!kOneByOne) continue;
+    __asm__ volatile("" : : : "memory");
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) sum[m][n] += splat(weights[m * stride]) * first[n];
+    if (word_parts(type) == 1 || !both) continue;
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) sum[m][n] += splat(weights[m * stride + part_stride]) * second[n];
+  }
+  if constexpr (kOneByOne) return;
+#pragma GCC unroll 2
+  for (int part = 0; part < word_parts(type); ++part) {
+    if (part == 1 && !both) return;
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+      const F weight = splat(weights[m * stride + part * part_stride]);
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) sum[m][n] += weight * (part == 0 ? first[n] : second[n]);
+    }
+  }
+}
+
 // Scores of M query vectors against `count` units; int8 keys are yet to be scaled.
 template <KVType type, int M>
 OCTAVO_INLINE void score_tile(const KVLayer& kv, const float* tile, const Unit* units, int count,
@@ -178,26 +215,14 @@ OCTAVO_INLINE void score_tile(const KVLayer& kv, const float* tile, const Unit* 
       for (int n = 0; n < N; ++n) sum[m][n] = F{};
     int64_t at = 0;
     for (int64_t d = 0; d < kv.dim; d += step, at += stride) {
-      F first[N], second[N];
+      const uint8_t *words[N], *ahead[N];
 #pragma GCC unroll 4
       for (int n = 0; n < N; ++n) {
-        load_words<type>(keys[n] + at, first[n], second[n]);
-        if (type != KVType::kI8 || d % 4 == 0) __builtin_prefetch(next[n] + at);
+        words[n] = keys[n] + at;
+        ahead[n] = next[n] + at;
       }
-#pragma GCC unroll 16
-      for (int m = 0; m < M; ++m) {
-        const F q = splat(tile[d * M + m]);
-#pragma GCC unroll 4
-        for (int n = 0; n < N; ++n) sum[m][n] += q * first[n];
-      }
-      if constexpr (step == 2) {
-#pragma GCC unroll 16
-        for (int m = 0; m < M; ++m) {
-          const F q = splat(tile[(d + 1) * M + m]);
-#pragma GCC unroll 4
-          for (int n = 0; n < N; ++n) sum[m][n] += q * second[n];
-        }
-      }
+      add_products<type, M, N>(words, ahead, type != KVType::kI8 || d % 4 == 0, true,
+                               tile + d * M, 1, M, sum);
     }
     // A rest of less than N units repeats the last one, whose place takes the same scores again.
 #pragma GCC unroll 16
@@ -269,27 +294,14 @@ OCTAVO_INLINE void value_tile(const Unit* units, int count, const float* scores,
     const int64_t ahead = units[u + 1 < count ? u + 1 : u].values - units[u].values;
     const float* p = scores + u * kLanes;
     for (int64_t t = 0; t < units[u].count; t += step, values += dim * bytes, p += step) {
-      F first[N], second[N];
+      const uint8_t *words[N], *next[N];
 #pragma GCC unroll 4
       for (int n = 0; n < N; ++n) {
-        const uint8_t* word = values + n * kLanes * bytes;
-        load_words<type>(word, first[n], second[n]);
-        if (type != KVType::kI8 || n == 0) __builtin_prefetch(word + ahead);
-      }
-#pragma GCC unroll 16
-      for (int m = 0; m < M; ++m) {
-        const F weight = splat(p[m * kScoreTokens]);
-#pragma GCC unroll 4
-        for (int n = 0; n < N; ++n) sum[m][n] += weight * first[n];
+        words[n] = values + n * kLanes * bytes;
+        next[n] = words[n] + ahead;
       }
       // The slot after the last token may hold another sequence's NaN: a weight of 0 would not do.
-      if (step == 1 || t + 1 == units[u].count) continue;
-#pragma GCC unroll 16
-      for (int m = 0; m < M; ++m) {
-        const F weight = splat(p[m * kScoreTokens + 1]);
-#pragma GCC unroll 4
-        for (int n = 0; n < N; ++n) sum[m][n] += weight * second[n];
-      }
+      add_products<type, M, N>(words, next, true, t + 1 < units[u].count, p, kScoreTokens, 1, sum);
     }
   }
 #pragma GCC unroll 16
