@@ -56,7 +56,7 @@ bool has_neon_dotprod() {
 
 std::vector<Choice> choices() {
   return {
-#if defined(OCTAVO_WITH_AVX512)
+#if defined(OCTAVO_WITH_AVX512) && !defined(OCTAVO_EMULATE_AVX512)
       {"avx512", avx512::table, has_avx512()},
 #endif
 #if defined(OCTAVO_WITH_AVXVNNI)
@@ -69,6 +69,9 @@ std::vector<Choice> choices() {
       {"neon", neon::table, has_neon_dotprod()},
 #endif
       {"portable", portable::table, true},
+#if defined(OCTAVO_EMULATE_AVX512)
+      {"avx512-emulated", avx512::table, has_avx2()},
+#endif
   };
 }
 

@@ -20,11 +20,12 @@ enum class Format : int {
   kI8Group = 3,    // int8, one float16 scale per group (GGUF Q8_0 as it is)
   kU4Group = 4,    // 4 bits less 8, one float16 scale per group (GGUF Q4_0 as it is)
   kU4GroupMin = 5, // 4 bits, float16 scale and minimum per group (GGUF Q4_1 as it is)
+  kI8Bytes = 6,    // held as kI8Channel, but activations meet it as int8 too
 };
 
 constexpr int64_t kGroup = 32;
 
-inline bool is_quantised(Format format) { return format >= Format::kI8Channel; }
+constexpr bool is_quantised(Format format) { return format >= Format::kI8Channel; }
 
 // A matrix cut into panels of 2 * lanes outputs each. In a gated matrix a panel holds `lanes` rows
 // of the gate and the same rows of up, so that activation(gate) * up never leaves registers.
@@ -55,19 +56,13 @@ struct PackSource {
   int64_t num_parts;
 };
 
-// Activations quantised per group: int8 values, padded to whole groups, then one of these a group,
-// then a RowStart.
-struct GroupScale {
-  float scale;
-  float scaled_sum;     // scale * sum of the quantised values
-  int32_t start;        // where a group's sum starts, if weights carry an offset: -offset * sum
-};
+constexpr bool has_nibbles(Format format) {
+  return format == Format::kU4Group || format == Format::kU4GroupMin;
+}
 
-// Where a row's sum starts if weights carry an offset and groups have no scale of their own: the
-// sum of scale * start over the groups.
-struct RowStart {
-  float start;
-};
+// Groups whose products are summed as integers before a scale joins in. For kI8Channel as many as
+// 32 bits hold whatever the values: 512 products of at most 127 and 32767.
+constexpr int64_t run_groups(Format format) { return format == Format::kI8Channel ? 16 : 1; }
 
 enum class Gate : int { kNone = 0, kSilu = 1, kGeluTanh = 2 };
 
@@ -82,6 +77,7 @@ struct GemmArgs {
   const float* residual;  // added to the result, same stride as out; null: none
   Gate gate;            // kNone unless the weight is gated
   float softcap;        // 0: none
+  uint8_t* scratch;     // gemm_scratch(...) bytes, owned by the calling thread
 };
 
 enum class KVType : int { kF32 = 0, kBF16 = 1, kI8 = 2 };
@@ -176,7 +172,7 @@ struct KernelTable {
   void (*unpack_row)(const PackedWeight& weight, int64_t row, float scale, float* out);
 
   // Rows.
-  void (*quantise)(const float* x, int64_t inputs, uint8_t* out);
+  void (*quantise)(Format format, const float* x, int64_t inputs, uint8_t* out);
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t size, float* out);
   void (*add)(const float* x, const float* y, int64_t size, float* out);
   void (*gated)(const float* gate_up, Gate gate, int64_t size, float* out);
@@ -206,17 +202,29 @@ struct KernelTable {
   // Tokens with a larger logit than `token`, or an equal one and a lower id.
   int64_t (*count_ahead)(const float* x, int64_t size, const float* block_max, int64_t token);
 
-  // The machine's ceilings.
-  int64_t (*spin_int8)(int64_t rounds, float* sink);   // returns operations done
-  int64_t (*spin_float)(int64_t rounds, float* sink);  // sink has 2 values
+  // The machine's ceilings. Loops return operations done; a float sink has 2 values.
+  const char* pair_product;  // the instructions that multiply 16-bit activations
+  const char* byte_product;  // and 8-bit ones
+  int64_t (*spin_pairs)(int64_t rounds, float* sink);
+  int64_t (*spin_bytes)(int64_t rounds, float* sink);
+  int64_t (*spin_float)(int64_t rounds, float* sink);
   void (*read_stream)(const uint8_t* data, int64_t bytes, float* sink);
 };
 
-// Bytes of one row of activations prepared for a quantised format.
-inline int64_t quantised_row_bytes(int64_t inputs) {
+// Bytes of one row of activations as a quantised format takes it, padded to whole groups.
+//   kI8Bytes: int8 values; a float scale per group; a float, where the row's sums start.
+//   others: int16 values; if the weights are nibbles, the sum of each group, in float; the row's
+//   scale, in float.
+inline int64_t quantised_row_bytes(Format format, int64_t inputs) {
   const int64_t groups = (inputs + kGroup - 1) / kGroup;
-  const int64_t bytes = groups * (kGroup + static_cast<int64_t>(sizeof(GroupScale)));
-  return (bytes + static_cast<int64_t>(sizeof(RowStart)) + 15) / 16 * 16;
+  const bool bytes = format == Format::kI8Bytes;
+  const int64_t floats = (bytes || has_nibbles(format) ? groups : 0) + 1;
+  return (groups * kGroup * (bytes ? 1 : 2) + floats * 4 + 15) / 16 * 16;
+}
+
+// Bytes of scratch that `gemm` needs for a panel of widened weights.
+inline int64_t gemm_scratch(int64_t inputs, int64_t lanes) {
+  return (inputs + kGroup - 1) / kGroup * kGroup * 2 * lanes * 2;
 }
 
 // Most tokens whose scores are held at once, and most query vectors of a tile (any set).

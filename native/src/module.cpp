@@ -73,7 +73,7 @@ KVType checked_kv_type(int type) {
 }
 
 Format checked_format(int format) {
-  if (format < 0 || format > static_cast<int>(Format::kU4GroupMin))
+  if (format < 0 || format > static_cast<int>(Format::kI8Bytes))
     throw std::invalid_argument("There is no packed format of this number.");
   return static_cast<Format>(format);
 }
@@ -327,7 +327,10 @@ void bind_backend(nb::module_& m) {
       .def("read_gb_per_s", [](Backend& b, int64_t bytes) {
         return measure_read_gb_per_s(b.pool(), b.kernels(), bytes);
       }, "num_bytes"_a)
-      .def("peak_int8_ops", [](Backend& b) { return measure_peak_int8(b.pool(), b.kernels()); })
+      .def("pair_product", [](Backend& b) { return std::string(b.kernels().pair_product); })
+      .def("byte_product", [](Backend& b) { return std::string(b.kernels().byte_product); })
+      .def("peak_pair_ops", [](Backend& b) { return measure_peak_pairs(b.pool(), b.kernels()); })
+      .def("peak_byte_ops", [](Backend& b) { return measure_peak_bytes(b.pool(), b.kernels()); })
       .def("peak_float_ops", [](Backend& b) { return measure_peak_float(b.pool(), b.kernels()); });
 }
 

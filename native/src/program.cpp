@@ -85,7 +85,7 @@ bool Program::is_in_place(const Op& op) const {
 
 int64_t Program::prepared_stride(const Op& op) const {
   const PackedWeight& weight = op.weight->packed();
-  return is_quantised(weight.format) ? quantised_row_bytes(weight.inputs)
+  return is_quantised(weight.format) ? quantised_row_bytes(weight.format, weight.inputs)
                                      : weight.inputs * static_cast<int64_t>(sizeof(float));
 }
 
@@ -148,6 +148,8 @@ void Program::reserve(const Batch& batch) {
     scratch.normed.resize(max_inputs_);
     if (scratch.prepared.size() < static_cast<size_t>(rows * max_prepared_))
       scratch.prepared = Memory(rows * max_prepared_);
+    const size_t widened = gemm_scratch(max_inputs_, kernels_.lanes);
+    if (scratch.widened.size() < widened) scratch.widened = Memory(widened);
   }
   const int threads = pool_.threads();
   by_blocks_ = batch.tokens >= kMinRowsPerThread * threads;
@@ -220,7 +222,7 @@ void Program::run_blocks(const Segment& segment, Counter& counter, int thread) {
         continue;
       }
       const uint8_t* x = prepare(op, begin, end, scratch_[thread].prepared.data(), thread);
-      gemm(op, x, begin, end, 0, op.weight->packed().panels);
+      gemm(op, x, begin, end, 0, op.weight->packed().panels, thread);
     }
   }
 }
@@ -245,7 +247,8 @@ void Program::linear_by_columns(const Op& op, int thread) {
     pool_.barrier().wait();
   }
   const int64_t panels = op.weight->packed().panels;
-  gemm(op, x, 0, rows, share(panels, thread, threads), share(panels, thread + 1, threads));
+  gemm(op, x, 0, rows, share(panels, thread, threads), share(panels, thread + 1, threads),
+       thread);
 }
 
 // Norms and quantises rows [begin, end) of the input as the weight's format wants it; returns where
@@ -264,13 +267,13 @@ const uint8_t* Program::prepare(const Op& op, int64_t begin, int64_t end, uint8_
       kernels_.rms_norm(x, op.norm, op.eps, weight.inputs, normed);
       x = normed;
     }
-    if (quantised) kernels_.quantise(x, weight.inputs, out);
+    if (quantised) kernels_.quantise(weight.format, x, weight.inputs, out);
   }
   return to;
 }
 
 void Program::gemm(const Op& op, const uint8_t* x, int64_t begin, int64_t end, int64_t first_panel,
-                   int64_t last_panel) {
+                   int64_t last_panel, int thread) {
   GemmArgs args{};
   args.x = x;
   args.x_stride = is_in_place(op) ? buffers_[op.in].features * static_cast<int64_t>(sizeof(float))
@@ -283,6 +286,7 @@ void Program::gemm(const Op& op, const uint8_t* x, int64_t begin, int64_t end, i
   args.residual = op.other >= 0 ? row(op.other, begin) : nullptr;
   args.gate = op.gate;
   args.softcap = op.softcap;
+  args.scratch = scratch_[thread].widened.data();
   kernels_.gemm(op.weight->packed(), args);
 }
 

@@ -76,6 +76,7 @@ class Program {
   struct Scratch {
     std::vector<float> normed;
     Memory prepared;
+    Memory widened;
     Memory attention;
     std::vector<const float*> states;
   };
@@ -99,7 +100,7 @@ class Program {
   void on_rows(const Op& op, int64_t begin, int64_t end, int thread);
   const uint8_t* prepare(const Op& op, int64_t begin, int64_t end, uint8_t* to, int thread);
   void gemm(const Op& op, const uint8_t* x, int64_t begin, int64_t end, int64_t first_panel,
-            int64_t last_panel);
+            int64_t last_panel, int thread);
 
   float* row(int buffer, int64_t index) const;
   int64_t num_rows(Rows rows) const;

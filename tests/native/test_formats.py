@@ -77,11 +77,13 @@ def test_int8_per_channel_rounds_to_its_scale(isa: str) -> None:
     assert (np.abs(got - values) <= step * 0.5001).all()
 
 
-def quantised_rows(x: Float32) -> NDArray[np.float64]:
-    """Activations as the kernels see them: int8 per group of 32."""
+def quantised_rows(x: Float32, precision: str) -> NDArray[np.float64]:
+    """Activations as the kernels see them: int16 per row, or int8 per group of 32."""
     columns = x.shape[1]
-    padded = np.pad(x, ((0, 0), (0, -columns % 32))).reshape(len(x), -1, 32).astype(np.float64)
-    scale = np.abs(padded).max(axis=2, keepdims=True) / 127
+    group, steps_up = (32, 127) if precision == "w8a8" else (columns, 32767)
+    padded = np.pad(x, ((0, 0), (0, -columns % group))).reshape(len(x), -1, group)
+    padded = padded.astype(np.float64)
+    scale = np.abs(padded).max(axis=2, keepdims=True) / steps_up
     steps = np.divide(padded, scale, out=np.zeros_like(padded), where=scale > 0)
     return (np.rint(steps) * scale).reshape(len(x), -1)[:, :columns]
 
@@ -97,12 +99,13 @@ def quantised_rows(x: Float32) -> NDArray[np.float64]:
         (Encoding.Q4_0, "file"),
         (Encoding.Q4_1, "file"),
         (Encoding.Q4_1, "int8"),
+        (Encoding.F32, "w8a8"),
         (Encoding.F32, "bfloat16"),
     ],
 )
 def test_products(isa: str, rows: int, encoding: Encoding, precision: str) -> None:
-    """A product equals the one of exactly what is held: weights as packed, activations as int8 per
-    32. Red if a sum overflows or saturates, a compensation or a minimum is wrong, or a tile of
+    """A product equals the one of exactly what is held: weights as packed, activations as int16 per
+    row (w8a8: int8 per 32). Red if a sum overflows or saturates, a compensation or a minimum is wrong, or a tile of
     some height mixes up its rows; activations have outliers and a mean that is not 0."""
     inputs, outputs = 160, 75
     rng = np.random.default_rng(rows)
@@ -124,13 +127,15 @@ def test_products(isa: str, rows: int, encoding: Encoding, precision: str) -> No
     held_by = linear_as_held if precision == "int4" else decoded_by
     held = held_by(isa, tensor, precision).astype(np.float64)
     taken = x[batch.token_ids]
-    seen = taken.astype(np.float64) if precision == "bfloat16" else quantised_rows(taken)
+    seen = taken.astype(np.float64)
+    if precision != "bfloat16":
+        seen = quantised_rows(taken, precision)
     wanted = seen @ held.T
     # A value half way between two steps may be rounded either way.
     np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-4 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("precision", ["int8", "float32", "bfloat16", "file"])
+@pytest.mark.parametrize("precision", ["int8", "w8a8", "float32", "bfloat16", "file"])
 def test_what_is_not_finite_stays_in_its_row(isa: str, precision: str) -> None:
     """A row with NaN or infinity gives NaN or infinity, and its neighbours are finite."""
     x = np.random.default_rng(4).standard_normal((50, 64)).astype(np.float32)

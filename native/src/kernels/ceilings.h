@@ -1,22 +1,40 @@
 // Loops that do nothing but what limits kernels: byte products, float products, reads.
 
-// The dot product instruction on 12 independent sums; returns products and sums done, times 2.
-static int64_t spin_int8(int64_t rounds, float* sink) {
-  constexpr int kChains = 12;
-  I sum[kChains];
-#pragma GCC unroll 12
-  for (int c = 0; c < kChains; ++c) sum[c] = splat_int(c);
-  B weights = reinterpret_cast<B>(splat_int(0x01020304)), x = weights;
+// 12 independent sums, of 6 rows and 2 vectors of weights as in a tile. `dot(sum, first, second, x)`
+// is a row's share, of as many products as bytes or pairs fit a vector; returns operations done.
+template <typename V, typename Dot>
+OCTAVO_INLINE int64_t spin_product(int64_t rounds, float* sink, Dot dot) {
+  constexpr int kRows = 6;
+  int32_t x[kRows] = {1, 2, 3, 4, 5, 6}, weights[2] = {7, 8};
+  __asm__ volatile("" : "+m"(weights));  // unknown to the compiler, which would fold products
+  const V first = reinterpret_cast<V>(splat_int(weights[0]));
+  const V second = reinterpret_cast<V>(splat_int(weights[1]));
+  I sum[kRows][2] = {};
   for (int64_t i = 0; i < rounds; ++i) {
-    __asm__ volatile("" : "+m"(sink[0]));  // keeps the loop from folding
-#pragma GCC unroll 12
-    for (int c = 0; c < kChains; ++c) sum[c] = dot_u4(sum[c], weights, x);
+    __asm__ volatile("" : "+m"(x));
+#pragma GCC unroll 6
+    for (int m = 0; m < kRows; ++m)
+      dot(sum[m], first, second, reinterpret_cast<const uint8_t*>(x + m));
   }
   I total = I{};
-#pragma GCC unroll 12
-  for (int c = 0; c < kChains; ++c) total += sum[c];
+#pragma GCC unroll 6
+  for (int m = 0; m < kRows; ++m) total += sum[m][0] + sum[m][1];
   sink[0] = static_cast<float>(total[0]);
-  return rounds * kChains * kLanes * 8;
+  return rounds * kRows * 2 * 2 * static_cast<int64_t>(sizeof(V) / sizeof(V{}[0]));
+}
+
+static int64_t spin_pairs(int64_t rounds, float* sink) {
+  return spin_product<P>(rounds, sink, [](I (&sum)[2], P first, P second, const uint8_t* x) {
+    dot_pairs(sum, first, second, splat_pair<0, 0>(x, 0));
+  });
+}
+
+static int64_t spin_bytes(int64_t rounds, float* sink) {
+  return spin_product<B>(rounds, sink, [](I (&sum)[2], B first, B second, const uint8_t* x) {
+    const B row = splat_quad(x);
+    sum[0] = dot_bytes(sum[0], first, row);
+    sum[1] = dot_bytes(sum[1], second, row);
+  });
 }
 
 static int64_t spin_float(int64_t rounds, float* sink) {

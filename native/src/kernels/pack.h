@@ -1,8 +1,9 @@
 // Packing: from a file's rows to panels, and single rows back.
 //
-// Quantised panels hold, per group of 32 inputs, [inputs / 4][output][4 bytes] (int8), or
-// [inputs / 8][output][4 bytes] whose low nibbles are the first four inputs and whose high nibbles
-// the next four; then float16 scales (and minima) of all outputs. Float panels are [input][output];
+// Quantised panels hold, per group of 32 inputs, [inputs / 2][output][2] as int8,
+// [inputs / 4][output][4] as uint8 with an offset of 128 (kI8Bytes), or nibbles in
+// [inputs / 8][output][2] as uint16: pair p of the eight inputs lies p nibbles up in the two; then
+// float16 scales (and minima) of all outputs. Float panels are [input][output];
 // bfloat16 pairs output c with output c + lanes, so that a shift and a mask make two vectors.
 
 // Where output row `row` of the stacked parts lies; null past the end.
@@ -40,25 +41,33 @@ OCTAVO_INLINE int clamp_int(float value, int low, int high) {
 }
 
 // The int8 values of a group at `column`.
-static void put_group_i8(uint8_t* group, int column, const int8_t* values) {
+static void put_group_i8(Format format, uint8_t* group, int column, const int8_t* values) {
   for (int i = 0; i < kGroup; ++i)
-    group[(i / 4 * kPanel + column) * 4 + i % 4] =
-        static_cast<uint8_t>(values[i] + kWeightOffset);
+    if (format == Format::kI8Bytes)
+      group[(i / 4 * kPanel + column) * 4 + i % 4] = static_cast<uint8_t>(values[i] + 128);
+    else
+      group[(i / 2 * kPanel + column) * 2 + i % 2] = static_cast<uint8_t>(values[i]);
 }
+
+// Where input `i` of a group lies at `column`: the byte, and whether in its high nibble.
+OCTAVO_INLINE int nibble_byte(int column, int i) {
+  return (i / 8 * kPanel + column) * 4 + i % 2 * 2 + i % 8 / 4;
+}
+OCTAVO_INLINE bool is_high_nibble(int i) { return i / 2 % 2; }
 
 // The 4-bit values of a group at `column`.
 static void put_group_u4(uint8_t* group, int column, const uint8_t* values) {
   for (int i = 0; i < kGroup; ++i) {
-    uint8_t* byte = group + (i / 8 * kPanel + column) * 4 + i % 4;
-    if (i % 8 < 4)
-      *byte = values[i];
-    else
+    uint8_t* byte = group + nibble_byte(column, i);
+    if (is_high_nibble(i))
       *byte |= static_cast<uint8_t>(values[i] << 4);
+    else
+      *byte = values[i];
   }
 }
 
 static void pack_i8(const float* row, const PackedWeight& weight, uint8_t* panel, int column) {
-  const bool per_channel = weight.format == Format::kI8Channel;
+  const bool per_channel = has_channel_scale(weight.format);
   float channel = 0;
   for (int64_t k = 0; k < weight.inputs; ++k) {
     const float magnitude = row[k] < 0 ? -row[k] : row[k];
@@ -79,7 +88,7 @@ static void pack_i8(const float* row, const PackedWeight& weight, uint8_t* panel
     int8_t quantised[kGroup];
     for (int i = 0; i < kGroup; ++i)
       quantised[i] = static_cast<int8_t>(clamp_int(values[i] * inverse, -127, 127));
-    put_group_i8(group, column, quantised);
+    put_group_i8(weight.format, group, column, quantised);
   }
   if (per_channel) {
     const float scale = channel / 127.0f;
@@ -94,7 +103,7 @@ static void pack_as_is(const uint8_t* row, const PackedWeight& weight, uint8_t* 
     uint8_t* group = panel + g * group_bytes(weight.format);
     if (weight.format == Format::kI8Group) {
       const uint8_t* block = row + g * 34;
-      put_group_i8(group, column, reinterpret_cast<const int8_t*>(block + 2));
+      put_group_i8(weight.format, group, column, reinterpret_cast<const int8_t*>(block + 2));
       __builtin_memcpy(group + kGroup * kPanel + 2 * column, block, 2);
       continue;
     }
@@ -219,15 +228,17 @@ OCTAVO_INLINE float get_half(const uint8_t* from) {
 static void unpack_group(const PackedWeight& weight, const uint8_t* panel, int column, int64_t g,
                          float* values) {
   const uint8_t* group = panel + g * group_bytes(weight.format);
-  if (weight.format == Format::kI8Channel || weight.format == Format::kI8Group) {
+  if (!has_nibbles(weight.format)) {
     float scale;
-    if (weight.format == Format::kI8Group)
+    if (!has_channel_scale(weight.format))
       scale = get_half(group + kGroup * kPanel + 2 * column);
     else
       __builtin_memcpy(&scale, panel + weight.groups * group_bytes(weight.format) + 4 * column, 4);
     for (int i = 0; i < kGroup; ++i) {
-      const uint8_t byte = group[(i / 4 * kPanel + column) * 4 + i % 4];
-      values[i] = scale * static_cast<int8_t>(byte - kWeightOffset);
+      const int value = weight.format == Format::kI8Bytes
+                            ? group[(i / 4 * kPanel + column) * 4 + i % 4] - 128
+                            : static_cast<int8_t>(group[(i / 2 * kPanel + column) * 2 + i % 2]);
+      values[i] = scale * static_cast<float>(value);
     }
     return;
   }
@@ -236,8 +247,8 @@ static void unpack_group(const PackedWeight& weight, const uint8_t* panel, int c
   const float minimum =
       weight.format == Format::kU4Group ? -8 * scale : get_half(scales + 2 * kPanel);
   for (int i = 0; i < kGroup; ++i) {
-    const uint8_t byte = group[(i / 8 * kPanel + column) * 4 + i % 4];
-    values[i] = scale * (i % 8 < 4 ? byte & 15 : byte >> 4) + minimum;
+    const uint8_t byte = group[nibble_byte(column, i)];
+    values[i] = scale * (is_high_nibble(i) ? byte >> 4 : byte & 15) + minimum;
   }
 }
 

@@ -47,43 +47,77 @@ static void rms_norm(const float* x, const float* weight, float eps, int64_t siz
   });
 }
 
-// Symmetric int8 per group of 32: scale = max / 127. An all-zero group has scale 0; a group that
-// holds NaN or infinity gets a scale of NaN, so that its row's result is NaN, as in float.
-static void quantise(const float* x, int64_t inputs, uint8_t* out) {
+// Largest magnitude, as bits: as integers, magnitudes of floats keep their order, and NaN lies above
+// infinity.
+OCTAVO_INLINE int32_t largest_bits(const float* x, int64_t first, int64_t last, int64_t size) {
+  I most = I{};
+  for (int64_t i = first; i < last; i += kLanes)
+    most = larger(most, as_int(load_upto(x, i, size)) & 0x7fffffff);
+  return max_of(most);
+}
+
+// A scale that takes magnitudes to `steps`, and its inverse. What has no finite maximum gets a scale
+// of NaN, so that its row's result is NaN, as in float; what is all zero, or so small that its
+// inverse would overflow, counts as zero.
+struct Scale {
+  float scale;
+  float inverse;
+};
+OCTAVO_INLINE Scale scale_for(int32_t bits, float steps) {
+  float largest;
+  __builtin_memcpy(&largest, &bits, 4);
+  if (bits >= 0x7f800000) return {__builtin_nanf(""), 0.0f};
+  return {largest / steps, largest > 1e-33f ? steps / largest : 0.0f};
+}
+
+// Symmetric int8 per group of 32.
+static void quantise_bytes(const float* x, int64_t inputs, uint8_t* out) {
   typedef int8_t S __attribute__((vector_size(kLanes)));
   typedef S SUnaligned __attribute__((aligned(1), may_alias));
-  constexpr int kVectors = kGroup / kLanes;
   const int64_t groups = (inputs + kGroup - 1) / kGroup;
-  auto* scales = reinterpret_cast<GroupScale*>(out + groups * kGroup);
+  auto* scales = reinterpret_cast<float*>(out + groups * kGroup);
   float start = 0.0f;
   for (int64_t group = 0; group < groups; ++group) {
-    F values[kVectors];
-    I most = I{};
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      values[v] = load_upto(x, group * kGroup + v * kLanes, inputs);
-      // As integers, magnitudes of floats keep their order, and NaN lies above infinity.
-      most = larger(most, as_int(values[v]) & 0x7fffffff);
-    }
-    float largest;
-    const int32_t bits = max_of(most);
-    __builtin_memcpy(&largest, &bits, 4);
-    const float scale = bits < 0x7f800000 ? largest / 127.0f : __builtin_nanf("");
-    // A reciprocal of a subnormal maximum would be infinite; such a group counts as zeros.
-    const float inverse = largest > 1e-36f ? 127.0f / largest : 0.0f;
+    const int64_t first = group * kGroup;
+    const Scale scale = scale_for(largest_bits(x, first, first + kGroup, inputs), 127.0f);
     I sum = I{};
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      const I q = nearest(values[v] * inverse);
+    for (int64_t i = first; i < first + kGroup; i += kLanes) {
+      const I q = nearest(load_upto(x, i, inputs) * scale.inverse);
       sum += q;
-      *reinterpret_cast<SUnaligned*>(out + group * kGroup + v * kLanes) =
-          __builtin_convertvector(q, S);
+      *reinterpret_cast<SUnaligned*>(out + i) = __builtin_convertvector(q, S);
     }
-    const int32_t total = sum_of(sum);
-    scales[group] = {scale, scale * static_cast<float>(total), -kWeightOffset * total};
-    start -= scale * static_cast<float>(kWeightOffset * total);
+    scales[group] = scale.scale;
+    start -= scale.scale * (static_cast<float>(kByteOffset) * static_cast<float>(sum_of(sum)));
   }
-  reinterpret_cast<RowStart*>(scales + groups)->start = start;
+  scales[groups] = start;
+}
+
+// Symmetric int16 with one scale for the row. A value is off by at most 1/65534 of the row's
+// largest, so products are nearer to float32's than with activations in bfloat16.
+static void quantise_pairs(Format format, const float* x, int64_t inputs, uint8_t* out) {
+  typedef int16_t S __attribute__((vector_size(kLanes * 2)));
+  typedef S SUnaligned __attribute__((aligned(1), may_alias));
+  const int64_t groups = (inputs + kGroup - 1) / kGroup;
+  const Scale scale = scale_for(largest_bits(x, 0, inputs, inputs), 32767.0f);
+  if (scale.inverse == 0.0f) __builtin_memset(out, 0, quantised_row_bytes(format, inputs));
+  float* floats = reinterpret_cast<float*>(out + groups * kGroup * 2);
+  for (int64_t group = 0; group < groups && scale.inverse != 0.0f; ++group) {
+    I sum = I{};
+#pragma GCC unroll 8
+    for (int64_t i = group * kGroup; i < (group + 1) * kGroup; i += kLanes) {
+      const I q = nearest(load_upto(x, i, inputs) * scale.inverse);
+      sum += q;
+      *reinterpret_cast<SUnaligned*>(out + 2 * i) = __builtin_convertvector(q, S);
+    }
+    if (has_nibbles(format)) floats[group] = static_cast<float>(sum_of(sum));
+  }
+  floats[has_nibbles(format) ? groups : 0] = scale.scale;
+}
+
+static void quantise(Format format, const float* x, int64_t inputs, uint8_t* out) {
+  if (format == Format::kI8Bytes) return quantise_bytes(x, inputs, out);
+  quantise_pairs(format, x, inputs, out);
 }
 
 static void add(const float* x, const float* y, int64_t size, float* out) {

@@ -2,6 +2,7 @@
 
 #include "simd/vec.h"
 #include "kernels/rows.h"
+#include "kernels/tiles.h"
 #include "kernels/gemm.h"
 #include "kernels/quantise4.h"
 #include "kernels/pack.h"
@@ -15,7 +16,7 @@ const KernelTable& table() {
       OCTAVO_ISA_NAME, kLanes, panel_bytes, pack, unpack_row, quantise, rms_norm, add, gated,
       join_states, gemm, rope_and_store, attend,
       scan_logits, weigh_blocks, weigh_tokens, collect_tokens, count_ahead,
-      spin_int8, spin_float, read_stream,
+      kPairProduct, kByteProduct, spin_pairs, spin_bytes, spin_float, read_stream,
   };
   return kTable;
 }

@@ -5,6 +5,7 @@
 // No include guard and no #include: this text is compiled once per set, in its own namespace.
 
 #define OCTAVO_INLINE static inline __attribute__((always_inline))
+#define OCTAVO_MEMBER inline __attribute__((always_inline))
 
 constexpr int kLanes = OCTAVO_BYTES / 4;
 
@@ -12,6 +13,7 @@ typedef float F __attribute__((vector_size(OCTAVO_BYTES)));
 typedef int32_t I __attribute__((vector_size(OCTAVO_BYTES)));
 typedef uint32_t U __attribute__((vector_size(OCTAVO_BYTES)));
 typedef uint8_t B __attribute__((vector_size(OCTAVO_BYTES)));
+typedef uint16_t P __attribute__((vector_size(OCTAVO_BYTES)));  // pairs in 32-bit lanes
 
 typedef F FUnaligned __attribute__((aligned(1), may_alias));
 typedef I IUnaligned __attribute__((aligned(1), may_alias));
@@ -22,6 +24,25 @@ OCTAVO_INLINE F load(const float* from) { return *reinterpret_cast<const FUnalig
 OCTAVO_INLINE U load_u32(const void* from) { return *reinterpret_cast<const UUnaligned*>(from); }
 OCTAVO_INLINE B load_bytes(const uint8_t* from) {
   return *reinterpret_cast<const BUnaligned*>(from);
+}
+OCTAVO_INLINE P load_pairs(const uint8_t* from) {
+  return reinterpret_cast<P>(load_bytes(from));
+}
+// Signed bytes as 16-bit values.
+OCTAVO_INLINE P widened_bytes(const uint8_t* from) {
+#if defined(__AVX512BW__)
+  return reinterpret_cast<P>(
+      _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+#elif defined(__AVX2__) && OCTAVO_BYTES == 32
+  return reinterpret_cast<P>(
+      _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#else
+  typedef int8_t S __attribute__((vector_size(OCTAVO_BYTES / 2)));
+  typedef S SUnaligned __attribute__((aligned(1), may_alias));
+  typedef int16_t W __attribute__((vector_size(OCTAVO_BYTES)));
+  return reinterpret_cast<P>(
+      __builtin_convertvector(*reinterpret_cast<const SUnaligned*>(from), W));
+#endif
 }
 OCTAVO_INLINE void store(float* to, F value) { *reinterpret_cast<FUnaligned*>(to) = value; }
 OCTAVO_INLINE void store_bytes(uint8_t* to, B value) {
@@ -48,6 +69,39 @@ OCTAVO_INLINE B splat_quad(const uint8_t* from) {
   return reinterpret_cast<B>(splat_int(quad));
 }
 
+// The four bytes at `base + kTimes * stride + kAt`, repeated; kTimes is 0, 1 or 2. Assembly, because
+// gcc 12 keeps the sums of such offsets on the stack and reads one back for every load.
+template <int kTimes, int kAt>
+OCTAVO_INLINE P splat_pair(const uint8_t* base, int64_t stride) {
+#if defined(__AVX2__) && !defined(OCTAVO_EMULATED)
+  const auto& memory = *reinterpret_cast<const uint8_t(*)[]>(base);
+  P pair;
+  if constexpr (kTimes == 0)
+    __asm__("vpbroadcastd %c2(%1), %0" : "=v"(pair) : "r"(base), "i"(kAt), "m"(memory));
+  else
+    __asm__("vpbroadcastd %c2(%1,%3,%c4), %0"
+            : "=v"(pair)
+            : "r"(base), "i"(kAt), "r"(stride), "i"(kTimes), "m"(memory));
+  return pair;
+#else
+  return reinterpret_cast<P>(splat_quad(base + kTimes * stride + kAt));
+#endif
+}
+
+// Calls body(Index<0>()), ... body(Index<count - 1>()), so that the index is a constant in each.
+template <int i>
+struct Index {
+  static constexpr int value = i;
+};
+template <int count, int i = 0, typename Body>
+OCTAVO_INLINE void repeat(Body body) {
+  if constexpr (i < count) {
+    body(Index<i>());
+    repeat<count, i + 1>(body);
+  }
+}
+#define OCTAVO_BODY(index) [&](auto index) __attribute__((always_inline))
+
 // bfloat16 pairs in 32-bit lanes: the lower and the upper half as floats.
 OCTAVO_INLINE F lower_half(U pairs) { return reinterpret_cast<F>(pairs << 16); }
 OCTAVO_INLINE F upper_half(U pairs) { return reinterpret_cast<F>(pairs & 0xffff0000u); }
@@ -59,23 +113,49 @@ OCTAVO_INLINE I lane_numbers() {
   return numbers;
 }
 
-// Products of four byte pairs added to each 32-bit lane.
-//   dot_i8: weights as packed by this set (less kWeightOffset they are signed), signed activations
-//   dot_u4: weights 0 to 15, signed activations
+// Without instructions for them: products of 16-bit pairs, and half floats.
+OCTAVO_INLINE void dot_pairs_by_shifts(I (&sum)[2], P first, P second, P x) {
+  const I pair = reinterpret_cast<I>(x);
+  const I low = pair << 16 >> 16, high = pair >> 16;
+  const I a = reinterpret_cast<I>(first), b = reinterpret_cast<I>(second);
+  sum[0] += (a << 16 >> 16) * low + (a >> 16) * high;
+  sum[1] += (b << 16 >> 16) * low + (b >> 16) * high;
+}
+OCTAVO_INLINE F load_half_by_shifts(const uint16_t* from) {
+  typedef uint16_t H __attribute__((vector_size(OCTAVO_BYTES / 2)));
+  typedef H HUnaligned __attribute__((aligned(1), may_alias));
+  const U bits = __builtin_convertvector(*reinterpret_cast<const HUnaligned*>(from), U);
+  // The same exponent trick as half_to_float, for finite values.
+  const F magnitude = reinterpret_cast<F>((bits & 0x7fffu) << 13) * 0x1p112f;
+  return reinterpret_cast<F>(reinterpret_cast<U>(magnitude) | (bits & 0x8000u) << 16);
+}
 
-#if defined(__AVX512VNNI__) && OCTAVO_BYTES == 64
+// Products added to each 32-bit lane.
+//   dot_pairs: two 16-bit products, of which none has -32768 twice; for both vectors of a panel
+//   dot_bytes: four products of weights packed with an offset of 128 and signed activations; what
+//   is left for the caller to take away is kByteOffset times the sum of the activations
 
-constexpr int kWeightOffset = 128;
-constexpr int kIntRows = 6;    // rows of a tile of quantised weights
-constexpr int kFloatRows = 12; // rows of a tile of float weights
-constexpr int kQueryTile = 12; // query vectors of an attention tile
+#if OCTAVO_BYTES == 64
 
+constexpr int kByteOffset = 128;
+constexpr int kPairRows = 12;   // rows of a tile: 16-bit activations,
+constexpr int kByteRows = 6;    // 8-bit ones,
+constexpr int kFloatRows = 12;  // float ones
+constexpr int kQueryTile = 12;  // query vectors of an attention tile
+constexpr const char* kPairProduct = "vpdpwssd";
+constexpr const char* kByteProduct = "vpdpbusd";
+
+#if defined(__AVX512VNNI__)
 // Assembly, because gcc 12 spills accumulators around the intrinsic and halves the speed.
-OCTAVO_INLINE I dot_i8(I sum, B weights, B x) {
+OCTAVO_INLINE void dot_pairs(I (&sum)[2], P first, P second, P x) {
+  __asm__("vpdpwssd %2, %3, %0\n\tvpdpwssd %2, %4, %1"
+          : "+v"(sum[0]), "+v"(sum[1])
+          : "v"(x), "v"(first), "v"(second));
+}
+OCTAVO_INLINE I dot_bytes(I sum, B weights, B x) {
   __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(x));
   return sum;
 }
-OCTAVO_INLINE I dot_u4(I sum, B weights, B x) { return dot_i8(sum, weights, x); }
 OCTAVO_INLINE F load_half(const uint16_t* from) {
   return reinterpret_cast<F>(
       _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
@@ -88,33 +168,49 @@ OCTAVO_INLINE F reciprocal(F x) {
   return estimate * (2.0f - x * estimate);
 }
 OCTAVO_INLINE F scale_by_power(F p, F turns) { return _mm512_scalef_ps(p, turns); }
+#else
+#include "simd/emulated_avx512.h"
+#endif
 
 #elif defined(__AVX2__)
 
-constexpr int kIntRows = 3;
+constexpr int kPairRows = 6;
+constexpr int kByteRows = 3;
 constexpr int kFloatRows = 6;
 constexpr int kQueryTile = 6;
 
 #if defined(__AVXVNNI__)
-constexpr int kWeightOffset = 128;
-OCTAVO_INLINE I dot_i8(I sum, B weights, B x) {
+constexpr int kByteOffset = 128;
+constexpr const char* kPairProduct = "vpdpwssd";
+constexpr const char* kByteProduct = "vpdpbusd";
+OCTAVO_INLINE void dot_pairs(I (&sum)[2], P first, P second, P x) {
+  __asm__("%{vex%} vpdpwssd %2, %3, %0\n\t%{vex%} vpdpwssd %2, %4, %1"
+          : "+x"(sum[0]), "+x"(sum[1])
+          : "x"(x), "x"(first), "x"(second));
+}
+OCTAVO_INLINE I dot_bytes(I sum, B weights, B x) {
   __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(weights), "x"(x));
   return sum;
 }
-OCTAVO_INLINE I dot_u4(I sum, B weights, B x) { return dot_i8(sum, weights, x); }
 #else
-// vpmaddubsw saturates at 16 bits, so full bytes must not exceed 127 * 127 * 2: weights stay
-// signed, and their sign moves to the activations.
-constexpr int kWeightOffset = 0;
-OCTAVO_INLINE I dot_u4(I sum, B weights, B x) {
-  const __m256i pairs = _mm256_maddubs_epi16(reinterpret_cast<__m256i>(weights),
-                                             reinterpret_cast<__m256i>(x));
-  return sum + reinterpret_cast<I>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+constexpr int kByteOffset = 0;
+constexpr const char* kPairProduct = "vpmaddwd + vpaddd";
+constexpr const char* kByteProduct = "vpsignb + vpmaddubsw + vpmaddwd + vpaddd";
+// Assembly, because gcc 12 would compute all products of a group before it adds them.
+OCTAVO_INLINE void dot_pairs(I (&sum)[2], P first, P second, P x) {
+  I product;
+  __asm__("vpmaddwd %2, %4, %3\n\tvpaddd %3, %0, %0\n\t"
+          "vpmaddwd %2, %5, %2\n\tvpaddd %2, %1, %1"
+          : "+x"(sum[0]), "+x"(sum[1]), "+x"(x), "=&x"(product)
+          : "x"(first), "x"(second));
 }
-OCTAVO_INLINE I dot_i8(I sum, B weights, B x) {
-  const __m256i w = reinterpret_cast<__m256i>(weights);
+// vpmaddubsw saturates at 16 bits, so its unsigned side must not exceed 127: that is the weights'
+// magnitude, and their sign moves to the activations.
+OCTAVO_INLINE I dot_bytes(I sum, B weights, B x) {
+  const __m256i w = reinterpret_cast<__m256i>(weights ^ 0x80);
   const __m256i moved = _mm256_sign_epi8(reinterpret_cast<__m256i>(x), w);
-  return dot_u4(sum, reinterpret_cast<B>(_mm256_abs_epi8(w)), reinterpret_cast<B>(moved));
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), moved);
+  return sum + reinterpret_cast<I>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 #endif
 OCTAVO_INLINE F load_half(const uint16_t* from) {
@@ -126,42 +222,42 @@ OCTAVO_INLINE F reciprocal(F x) { return 1.0f / x; }
 
 #else
 
-constexpr int kWeightOffset = 0;
+constexpr int kByteOffset = 0;
 
 #if defined(__ARM_NEON)
-constexpr int kIntRows = 6;
+constexpr int kPairRows = 6;
+constexpr int kByteRows = 6;
 constexpr int kFloatRows = 10;
 constexpr int kQueryTile = 10;
 #else
-constexpr int kIntRows = 2;
+constexpr int kPairRows = 2;
+constexpr int kByteRows = 2;
 constexpr int kFloatRows = 4;
 constexpr int kQueryTile = 4;
 #endif
 
+// Plain shifts, so any compiler vectorises it.
+constexpr const char* kPairProduct = "shifts and products";
+OCTAVO_INLINE void dot_pairs(I (&sum)[2], P first, P second, P x) {
+  dot_pairs_by_shifts(sum, first, second, x);
+}
 #if defined(__ARM_FEATURE_DOTPROD)
-OCTAVO_INLINE I dot_i8(I sum, B weights, B x) {
+constexpr const char* kByteProduct = "sdot";
+OCTAVO_INLINE I dot_bytes(I sum, B weights, B x) {
   return reinterpret_cast<I>(vdotq_s32(reinterpret_cast<int32x4_t>(sum),
-                                       reinterpret_cast<int8x16_t>(weights),
+                                       reinterpret_cast<int8x16_t>(weights ^ 0x80),
                                        reinterpret_cast<int8x16_t>(x)));
 }
 #else
-OCTAVO_INLINE I dot_i8(I sum, B weights, B x) {
-  // Even and odd bytes as signed 16-bit lanes of 32: plain shifts, so any compiler vectorises it.
-  const I w = reinterpret_cast<I>(weights), v = reinterpret_cast<I>(x);
+constexpr const char* kByteProduct = "shifts and products";
+OCTAVO_INLINE I dot_bytes(I sum, B weights, B x) {
+  const I w = reinterpret_cast<I>(weights ^ 0x80), v = reinterpret_cast<I>(x);
   return sum + (w << 24 >> 24) * (v << 24 >> 24) + (w << 16 >> 24) * (v << 16 >> 24) +
          (w << 8 >> 24) * (v << 8 >> 24) + (w >> 24) * (v >> 24);
 }
 #endif
-OCTAVO_INLINE I dot_u4(I sum, B weights, B x) { return dot_i8(sum, weights, x); }
 
-OCTAVO_INLINE F load_half(const uint16_t* from) {
-  typedef uint16_t H __attribute__((vector_size(OCTAVO_BYTES / 2)));
-  typedef H HUnaligned __attribute__((aligned(1), may_alias));
-  const U bits = __builtin_convertvector(*reinterpret_cast<const HUnaligned*>(from), U);
-  // The same exponent trick as half_to_float, for finite values.
-  const F magnitude = reinterpret_cast<F>((bits & 0x7fffu) << 13) * 0x1p112f;
-  return reinterpret_cast<F>(reinterpret_cast<U>(magnitude) | (bits & 0x8000u) << 16);
-}
+OCTAVO_INLINE F load_half(const uint16_t* from) { return load_half_by_shifts(from); }
 OCTAVO_INLINE F larger(F a, F b) { return choose(a > b, a, b); }
 OCTAVO_INLINE F smaller(F a, F b) { return choose(a < b, a, b); }
 OCTAVO_INLINE F reciprocal(F x) { return 1.0f / x; }
@@ -191,7 +287,7 @@ OCTAVO_INLINE int32_t max_of(I values) {
 constexpr float kRound = 12582912.0f;
 OCTAVO_INLINE I nearest(F x) { return as_int(x + kRound) - as_int(splat(kRound)); }
 
-#if OCTAVO_BYTES != 64
+#if !defined(__AVX512VNNI__)
 // p times 2 to the power of `turns`, a whole number.
 OCTAVO_INLINE F scale_by_power(F p, F turns) {
   const F result = as_float(as_int(p) + (nearest(turns) << 23));

@@ -15,8 +15,10 @@ from octavo.kernels.native import _native
 from octavo.kernels.native.packed_store import PackedStore, WeightSpec
 from octavo.kernels.weights import Encoding, WeightTensor
 
-Precision = Literal["float32", "bfloat16", "int8", "int4", "file"]
-"""How weights are held: all in one format, or each as near to the file's own as there is."""
+Precision = Literal["float32", "bfloat16", "int8", "w8a8", "int4", "file"]
+"""How weights are held: all in one format, or each as near to the file's own as there is.
+
+What is quantised meets activations in 16 bits, but ``w8a8``: those round to 8 bits too."""
 
 
 class Format(IntEnum):
@@ -28,6 +30,7 @@ class Format(IntEnum):
     I8_GROUP = 3
     U4_GROUP = 4
     U4_GROUP_MIN = 5
+    I8_BYTES = 6
 
 
 _ENCODINGS: Final = {
@@ -166,6 +169,8 @@ def choose_format(
         return Format.BF16
     if precision == "int8":
         return Format.I8_CHANNEL
+    if precision == "w8a8":
+        return Format.I8_BYTES
     wanted = {_NEAREST[part.encoding] for part in parts}
     widest = next(form for form in _WIDEST_FIRST if form in wanted)
     if precision == "int4" and widest not in _FOUR_BITS:
