@@ -2,7 +2,8 @@
 
     python benchmarks/kernels.py [--model FILE] [--precision int8 ...] [--isa NAME] [--seconds 2]
 
-Prints barrier time, read bandwidth, int8 and float peak, then each step as tokens per second, as
+Prints barrier time, read bandwidth and the peak of the instructions that multiply (16-bit pairs,
+bytes or floats, as the precision has it), then each step as tokens per second, as
 share of the read bandwidth (bytes of weights and KV that a step must read) and as share of the peak
 (operations of all products), and the numpy backend beside it. Best and median of the steps run.
 """
@@ -44,8 +45,10 @@ class Ceilings:
 
     barrier_ns: float
     read_gb_per_s: float
-    int8_ops: float
-    float_ops: float
+    product: str
+    """Instructions that multiply activations."""
+    ops: float
+    """Operations per second with them."""
 
 
 def make_batch(lengths: Sequence[int], cached: Sequence[int], vocab: int) -> StepBatch:
@@ -131,13 +134,11 @@ def report(
     step = compiled(backend, checkpoint, kv_dtype, 64 * (CONTEXT // BLOCK_SIZE) + 64)
     load_s = time.perf_counter() - begin
     weights = backend.packed_bytes
-    found = ceilings(backend, weights)
-    quantised = precision in ("int8", "file")
-    peak = found.int8_ops if quantised else found.float_ops
+    found = ceilings(backend, precision, weights)
     print(
         f"\n{precision}, KV {kv_dtype}: {weights / 1e6:.0f} MB packed in {load_s:.2f} s; "
         f"barrier {found.barrier_ns:.0f} ns, read {found.read_gb_per_s:.1f} GB/s, "
-        f"int8 {found.int8_ops / 1e12:.2f} Top/s, float {found.float_ops / 1e9:.0f} GFLOP/s"
+        f"{found.product} {found.ops / 1e9:.0f} Gop/s"
     )
     print(f"  {'step':14}{'best ms':>9}{'median':>9}{'tokens/s':>10}{'of read':>9}{'of peak':>9}")
     for case in cases(config.vocab_size):
@@ -147,19 +148,20 @@ def report(
             f"  {case.name:14}{best * 1e3:9.2f}{median * 1e3:9.2f}"
             f"{case.batch.num_tokens / best:10.0f}"
             f"{read / best / 1e9 / found.read_gb_per_s:9.0%}"
-            f"{operations(config, case.batch) / best / peak:9.0%}"
+            f"{operations(config, case.batch) / best / found.ops:9.0%}"
         )
 
 
-def ceilings(backend: NativeBackend, num_bytes: int) -> Ceilings:
+def ceilings(backend: NativeBackend, precision: str, num_bytes: int) -> Ceilings:
     """Measure the machine; reads go over as many bytes as the weights have."""
     machine = backend.machine
-    return Ceilings(
-        machine.barrier_ns(),
-        machine.read_gb_per_s(num_bytes),
-        machine.peak_int8_ops(),
-        machine.peak_float_ops(),
-    )
+    if precision in ("float32", "bfloat16"):
+        product, ops = "float products", machine.peak_float_ops()
+    elif precision == "w8a8":
+        product, ops = machine.byte_product(), machine.peak_byte_ops()
+    else:
+        product, ops = machine.pair_product(), machine.peak_pair_ops()
+    return Ceilings(machine.barrier_ns(), machine.read_gb_per_s(num_bytes), product, ops)
 
 
 def report_numpy(checkpoint: Checkpoint, seconds: float) -> None:
@@ -177,7 +179,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     default = Path.home() / ".cache/octavo/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     parser.add_argument("--model", type=Path, default=default)
-    parser.add_argument("--precision", nargs="+", default=["int8", "file", "bfloat16", "float32"])
+    parser.add_argument(
+        "--precision", nargs="+", default=["file", "int8", "w8a8", "bfloat16", "float32"]
+    )
     parser.add_argument("--isa", default="auto")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--kv-dtype", choices=get_args(KVDtype), default="bfloat16")

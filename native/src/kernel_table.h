@@ -16,11 +16,10 @@ namespace octavo {
 enum class Format : int {
   kF32 = 0,
   kBF16 = 1,
-  kI8Channel = 2,  // int8, one scale per output
+  kI8Channel = 2,  // int8, one scale per output; activations are int8 too
   kI8Group = 3,    // int8, one float16 scale per group (GGUF Q8_0 as it is)
   kU4Group = 4,    // 4 bits less 8, one float16 scale per group (GGUF Q4_0 as it is)
   kU4GroupMin = 5, // 4 bits, float16 scale and minimum per group (GGUF Q4_1 as it is)
-  kI8Bytes = 6,    // held as kI8Channel, but activations meet it as int8 too
 };
 
 constexpr int64_t kGroup = 32;
@@ -59,10 +58,6 @@ struct PackSource {
 constexpr bool has_nibbles(Format format) {
   return format == Format::kU4Group || format == Format::kU4GroupMin;
 }
-
-// Groups whose products are summed as integers before a scale joins in. For kI8Channel as many as
-// 32 bits hold whatever the values: 512 products of at most 127 and 32767.
-constexpr int64_t run_groups(Format format) { return format == Format::kI8Channel ? 16 : 1; }
 
 enum class Gate : int { kNone = 0, kSilu = 1, kGeluTanh = 2 };
 
@@ -212,12 +207,12 @@ struct KernelTable {
 };
 
 // Bytes of one row of activations as a quantised format takes it, padded to whole groups.
-//   kI8Bytes: int8 values; a float scale per group; a float, where the row's sums start.
+//   kI8Channel: int8 values; a float scale per group; a float, where the row's sums start.
 //   others: int16 values; if the weights are nibbles, the sum of each group, in float; the row's
 //   scale, in float.
 inline int64_t quantised_row_bytes(Format format, int64_t inputs) {
   const int64_t groups = (inputs + kGroup - 1) / kGroup;
-  const bool bytes = format == Format::kI8Bytes;
+  const bool bytes = format == Format::kI8Channel;
   const int64_t floats = (bytes || has_nibbles(format) ? groups : 0) + 1;
   return (groups * kGroup * (bytes ? 1 : 2) + floats * 4 + 15) / 16 * 16;
 }

@@ -73,7 +73,7 @@ KVType checked_kv_type(int type) {
 }
 
 Format checked_format(int format) {
-  if (format < 0 || format > static_cast<int>(Format::kI8Bytes))
+  if (format < 0 || format > static_cast<int>(Format::kU4GroupMin))
     throw std::invalid_argument("There is no packed format of this number.");
   return static_cast<Format>(format);
 }

@@ -1,5 +1,6 @@
 """Settings of the engine that the machine or the model contradicts."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,42 @@ def test_an_engine_without_native_kernels_says_so(
     parts = build_engine(EngineSettings(model=folder, served_model_name="t"), NullObserver())
     assert parts.info.backend == "numpy"
     assert [record.getMessage() for record in caplog.records] == [NOT_BUILT]
+
+
+@pytest.mark.parametrize(
+    ("choices", "precision"),
+    [
+        ({}, "int8"),
+        ({"quantization": "none"}, "bfloat16"),
+        ({"quantization": "none", "dtype": "float32"}, "float32"),
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"quantization": "file"}, "file"),
+        ({"quantization": "w8a8", "dtype": "float32"}, "w8a8"),
+    ],
+)
+def test_how_weights_are_held(
+    tmp_path: Path, choices: Mapping[str, object], precision: str
+) -> None:
+    """Turns red when a number format that was asked for is quantised all the same, or a model that
+    is not quantised runs wider than it must by default."""
+    if not is_built():
+        pytest.skip("the native backend was not built")
+    assert tiny_parts(tmp_path / "tiny", Recorder(), **choices).info.precision == precision
+
+
+@pytest.mark.model
+def test_quantised_weights_run_as_the_file_has_them(model_path: Path) -> None:
+    """Turns red when the default model's 4 bits are quantised anew, or widened."""
+    if not is_built():
+        pytest.skip("the native backend was not built")
+    settings = EngineSettings(
+        model=model_path, served_model_name="smollm2", kv_cache_memory_bytes=64 << 20
+    )
+    assert build_engine(settings, NullObserver()).info.precision == "file"
+
+
+@pytest.mark.parametrize("quantization", ["file", "int8", "w8a8"])
+def test_numpy_does_not_quantise(tmp_path: Path, quantization: str) -> None:
+    """Turns red when the numpy backend ignores --quantization."""
+    with pytest.raises(SettingError, match=f"--quantization {quantization} needs the native"):
+        tiny_parts(tmp_path / "tiny", Recorder(), backend="numpy", quantization=quantization)

@@ -73,8 +73,19 @@ def test_int8_per_channel_rounds_to_its_scale(isa: str) -> None:
     values = np.random.default_rng(3).standard_normal((40, 70)).astype(np.float32)
     values[7] = 0.0
     step = np.abs(values).max(axis=1, keepdims=True) / 127
-    got = decoded_by(isa, f32_tensor(values), "int8")
+    got = decoded_by(isa, f32_tensor(values), "w8a8")
     assert (np.abs(got - values) <= step * 0.5001).all()
+
+
+def test_int8_in_groups_rounds_to_their_scales(isa: str) -> None:
+    """Each value is held within half a step of its group's max / 127, a float16 number; the last
+    group is shorter."""
+    values = np.random.default_rng(3).standard_normal((40, 70)).astype(np.float32)
+    padded = np.pad(values, ((0, 0), (0, 26))).reshape(40, 3, 32)
+    step = (np.abs(padded).max(axis=2) / 127).repeat(32, axis=1)[:, :70]
+    got = decoded_by(isa, f32_tensor(values), "int8")
+    # A scale that was rounded down clips the largest value, by up to 127 * 2^-11 steps.
+    assert (np.abs(got - values) <= step * (0.5 + 127 / 2048)).all()
 
 
 def quantised_rows(x: Float32, precision: str) -> NDArray[np.float64]:
@@ -88,7 +99,31 @@ def quantised_rows(x: Float32, precision: str) -> NDArray[np.float64]:
     return (np.rint(steps) * scale).reshape(len(x), -1)[:, :columns]
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 13, 200])
+def product(isa: str, x: Float32, tensor: WeightTensor, precision: str, rows: int) -> None:
+    """Check ``rows`` rows out of ``x`` times a matrix, against exactly what is held: weights as
+    packed, activations as int16 per row (w8a8: int8 per 32) or as they are."""
+
+    def line(backend: Backend) -> Forward:
+        plain = backend_of(isa, "float32")
+        table = plain.embedding(f32_tensor(x))
+        table.pack(plain._native, "float32", gated=False)  # the table stays exact
+        weight = backend.linear_weight([tensor])
+        return lambda ops: ops.logits_rows(ops.linear(ops.embed(table), weight))
+
+    batch = make_batch([rows], [0], vocab=len(x))
+    (got,) = run_line(backend_of(isa, precision), line, [batch])
+    held_by = linear_as_held if precision == "int4" else decoded_by
+    held = held_by(isa, tensor, precision).astype(np.float64)
+    taken = x[batch.token_ids]
+    is_float = precision in ("float32", "bfloat16")
+    seen = taken.astype(np.float64) if is_float else quantised_rows(taken, precision)
+    wanted = seen @ held.T
+    # A value half way between two steps may be rounded either way.
+    most = 2e-4 if precision == "w8a8" else 5e-6
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=most * np.abs(wanted).max() + 1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 13, 25, 200])
 @pytest.mark.parametrize(
     ("encoding", "precision"),
     [
@@ -101,38 +136,40 @@ def quantised_rows(x: Float32, precision: str) -> NDArray[np.float64]:
         (Encoding.Q4_1, "int8"),
         (Encoding.F32, "w8a8"),
         (Encoding.F32, "bfloat16"),
+        (Encoding.F32, "float32"),
     ],
 )
 def test_products(isa: str, rows: int, encoding: Encoding, precision: str) -> None:
-    """A product equals the one of exactly what is held: weights as packed, activations as int16 per
-    row (w8a8: int8 per 32). Red if a sum overflows or saturates, a compensation or a minimum is wrong, or a tile of
-    some height mixes up its rows; activations have outliers and a mean that is not 0."""
+    """Red if a sum overflows or saturates, a compensation or a minimum is wrong, or a tile of some
+    height mixes up its rows; activations have outliers and a mean that is not 0, and one row is all
+    of the largest value."""
     inputs, outputs = 160, 75
     rng = np.random.default_rng(rows)
     x = (rng.standard_normal((50, inputs)) + 0.7).astype(np.float32)
     x[:, 3] *= 40
+    x[7] = -3.0
     matrix = (rng.standard_normal((outputs, inputs)) + 0.2).astype(np.float32)
     matrix[:, :32] = np.sign(matrix[:, :32])  # extreme values in every place of a group
+    matrix[11] = -2.0
     tensor = f32_tensor(matrix) if encoding is Encoding.F32 else encoded(matrix, encoding)
+    product(isa, x, tensor, precision, rows)
 
-    def line(backend: Backend) -> Forward:
-        plain = backend_of(isa, "float32")
-        table = plain.embedding(f32_tensor(x))
-        table.pack(plain._native, "float32", gated=False)  # the table stays exact
-        weight = backend.linear_weight([tensor])
-        return lambda ops: ops.logits_rows(ops.linear(ops.embed(table), weight))
 
-    batch = make_batch([rows], [0])
-    (got,) = run_line(backend_of(isa, precision), line, [batch])
-    held_by = linear_as_held if precision == "int4" else decoded_by
-    held = held_by(isa, tensor, precision).astype(np.float64)
-    taken = x[batch.token_ids]
-    seen = taken.astype(np.float64)
-    if precision != "bfloat16":
-        seen = quantised_rows(taken, precision)
-    wanted = seen @ held.T
-    # A value half way between two steps may be rounded either way.
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-4 * np.abs(wanted).max())
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("precision", ["int8", "int4", "w8a8", "bfloat16", "float32", "file"])
+def test_products_of_random_shapes(isa: str, seed: int, precision: str) -> None:
+    """Rows, inputs and outputs are multiples of nothing (inputs of 4 bits: of a group). Red if a
+    panel's padding, a last group or a row's stride is wrong for some shape."""
+    rng = np.random.default_rng(100 + seed)
+    rows, inputs, outputs = (int(n) for n in rng.integers(1, [90, 700, 200]))
+    if precision == "file":
+        inputs = -(-inputs // 32) * 32
+    x = rng.standard_normal((23, inputs)).astype(np.float32)
+    x[5] = 0.0
+    matrix = (rng.standard_normal((outputs, inputs)) * 0.1).astype(np.float32)
+    encoding = [Encoding.Q4_0, Encoding.Q4_1, Encoding.Q8_0][seed % 3]
+    tensor = encoded(matrix, encoding) if precision == "file" else f32_tensor(matrix)
+    product(isa, x, tensor, precision, rows)
 
 
 @pytest.mark.parametrize("precision", ["int8", "w8a8", "float32", "bfloat16", "file"])

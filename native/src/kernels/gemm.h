@@ -8,7 +8,7 @@ template <Format format, bool wide, int M>
 OCTAVO_INLINE void tile_sums(const PackedWeight& weight, const TileArgs& args, float* sums) {
   if constexpr (!is_quantised(format))
     float_tile<format, M>(weight, args, sums);
-  else if constexpr (format == Format::kI8Bytes)
+  else if constexpr (format == Format::kI8Channel)
     byte_tile<M>(weight, args, sums);
   else
     pair_tile<format, wide, M>(weight, args, sums);
@@ -96,10 +96,9 @@ static void gemm(const PackedWeight& weight, const GemmArgs& args) {
   switch (weight.format) {
     case Format::kF32: return gemm_of<Format::kF32, false, kFloatRows>(weight, args);
     case Format::kBF16: return gemm_of<Format::kBF16, false, kFloatRows>(weight, args);
-    case Format::kI8Channel: return gemm_of<Format::kI8Channel, false, kPairRows>(weight, args);
+    case Format::kI8Channel: return gemm_of<Format::kI8Channel, false, kByteRows>(weight, args);
     case Format::kI8Group: return gemm_of<Format::kI8Group, false, kPairRows>(weight, args);
     case Format::kU4Group: return gemm_of<Format::kU4Group, false, kPairRows>(weight, args);
     case Format::kU4GroupMin: return gemm_of<Format::kU4GroupMin, false, kPairRows>(weight, args);
-    case Format::kI8Bytes: return gemm_of<Format::kI8Bytes, false, kByteRows>(weight, args);
   }
 }

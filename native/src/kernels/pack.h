@@ -1,7 +1,7 @@
 // Packing: from a file's rows to panels, and single rows back.
 //
 // Quantised panels hold, per group of 32 inputs, [inputs / 2][output][2] as int8,
-// [inputs / 4][output][4] as uint8 with an offset of 128 (kI8Bytes), or nibbles in
+// [inputs / 4][output][4] as uint8 with an offset of 128 (kI8Channel), or nibbles in
 // [inputs / 8][output][2] as uint16: pair p of the eight inputs lies p nibbles up in the two; then
 // float16 scales (and minima) of all outputs. Float panels are [input][output];
 // bfloat16 pairs output c with output c + lanes, so that a shift and a mask make two vectors.
@@ -43,7 +43,7 @@ OCTAVO_INLINE int clamp_int(float value, int low, int high) {
 // The int8 values of a group at `column`.
 static void put_group_i8(Format format, uint8_t* group, int column, const int8_t* values) {
   for (int i = 0; i < kGroup; ++i)
-    if (format == Format::kI8Bytes)
+    if (format == Format::kI8Channel)
       group[(i / 4 * kPanel + column) * 4 + i % 4] = static_cast<uint8_t>(values[i] + 128);
     else
       group[(i / 2 * kPanel + column) * 2 + i % 2] = static_cast<uint8_t>(values[i]);
@@ -67,7 +67,7 @@ static void put_group_u4(uint8_t* group, int column, const uint8_t* values) {
 }
 
 static void pack_i8(const float* row, const PackedWeight& weight, uint8_t* panel, int column) {
-  const bool per_channel = has_channel_scale(weight.format);
+  const bool per_channel = weight.format == Format::kI8Channel;
   float channel = 0;
   for (int64_t k = 0; k < weight.inputs; ++k) {
     const float magnitude = row[k] < 0 ? -row[k] : row[k];
@@ -230,12 +230,12 @@ static void unpack_group(const PackedWeight& weight, const uint8_t* panel, int c
   const uint8_t* group = panel + g * group_bytes(weight.format);
   if (!has_nibbles(weight.format)) {
     float scale;
-    if (!has_channel_scale(weight.format))
+    if (weight.format != Format::kI8Channel)
       scale = get_half(group + kGroup * kPanel + 2 * column);
     else
       __builtin_memcpy(&scale, panel + weight.groups * group_bytes(weight.format) + 4 * column, 4);
     for (int i = 0; i < kGroup; ++i) {
-      const int value = weight.format == Format::kI8Bytes
+      const int value = weight.format == Format::kI8Channel
                             ? group[(i / 4 * kPanel + column) * 4 + i % 4] - 128
                             : static_cast<int8_t>(group[(i / 2 * kPanel + column) * 2 + i % 2]);
       values[i] = scale * static_cast<float>(value);

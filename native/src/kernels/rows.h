@@ -116,7 +116,7 @@ static void quantise_pairs(Format format, const float* x, int64_t inputs, uint8_
 }
 
 static void quantise(Format format, const float* x, int64_t inputs, uint8_t* out) {
-  if (format == Format::kI8Bytes) return quantise_bytes(x, inputs, out);
+  if (format == Format::kI8Channel) return quantise_bytes(x, inputs, out);
   quantise_pairs(format, x, inputs, out);
 }
 

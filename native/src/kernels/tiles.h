@@ -3,16 +3,13 @@
 
 constexpr int kPanel = 2 * kLanes;
 
-constexpr bool has_channel_scale(Format format) {
-  return format == Format::kI8Channel || format == Format::kI8Bytes;
-}
-
 // Bytes of one group of a panel: 32 inputs times all outputs, with the scales behind them.
 constexpr int64_t values_bytes(Format format) {
   return has_nibbles(format) ? kGroup / 2 * kPanel : kGroup * kPanel;
 }
 constexpr int64_t group_bytes(Format format) {
-  const int64_t scales = format == Format::kU4GroupMin ? 4 : has_channel_scale(format) ? 0 : 2;
+  const int64_t scales =
+      format == Format::kU4GroupMin ? 4 : format == Format::kI8Channel ? 0 : 2;
   return values_bytes(format) + scales * kPanel;
 }
 
@@ -20,7 +17,7 @@ static int64_t panel_bytes(Format format, int64_t inputs) {
   const int64_t groups = (inputs + kGroup - 1) / kGroup;
   if (format == Format::kF32) return inputs * kPanel * 4;
   if (format == Format::kBF16) return inputs * kPanel * 2;
-  return groups * group_bytes(format) + (has_channel_scale(format) ? kPanel * 4 : 0);
+  return groups * group_bytes(format) + (format == Format::kI8Channel ? kPanel * 4 : 0);
 }
 
 // Where a tile works, and its share of the next panel, which it asks for while it computes: so
@@ -129,26 +126,22 @@ OCTAVO_INLINE void dot_group(const uint8_t* values, const TileRows<M>& rows, I (
   }
 }
 
-// Adds the integers of a run, times the weights' scales, to the tile. The sums in float stay in
+// Adds the integers of a group, times the weights' scales, to the tile. The sums in float stay in
 // memory: so all registers but a few hold integers. `totals` are the rows' sums of the group.
 template <Format format, int M>
-OCTAVO_INLINE void add_run(const uint8_t* scales, const uint8_t* totals, int64_t stride,
-                           const I (&sum)[M][2], float* sums) {
+OCTAVO_INLINE void add_group(const uint8_t* scales, const uint8_t* totals, int64_t stride,
+                             const I (&sum)[M][2], float* sums) {
 #pragma GCC unroll 2
   for (int v = 0; v < 2; ++v) {
     const auto* halves = reinterpret_cast<const uint16_t*>(scales) + v * kLanes;
-    F scale{}, minimum{};
-    if constexpr (!has_channel_scale(format)) scale = load_half(halves);
+    const F scale = load_half(halves);
+    F minimum{};
     if constexpr (format == Format::kU4Group) minimum = scale * -8.0f;
     if constexpr (format == Format::kU4GroupMin) minimum = load_half(halves + kPanel);
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
       float* to = sums + m * kPanel + v * kLanes;
-      F out = load(to);
-      if constexpr (has_channel_scale(format))
-        out += to_float(sum[m][v]);
-      else
-        out += to_float(sum[m][v]) * scale;
+      F out = load(to) + to_float(sum[m][v]) * scale;
       if constexpr (has_nibbles(format)) out += minimum * of_row<float>(totals, m, stride);
       store(to, out);
     }
@@ -157,40 +150,29 @@ OCTAVO_INLINE void add_run(const uint8_t* scales, const uint8_t* totals, int64_t
 
 template <Format format, bool wide, int M>
 OCTAVO_INLINE void pair_tile(const PackedWeight& weight, const TileArgs& args, float* sums) {
-  constexpr int64_t run = run_groups(format);
-  constexpr int64_t step = wide ? kGroup * kPanel * 2 : group_bytes(format);
   const uint8_t* values = wide ? args.wide : args.panel;
   const uint8_t* scales = args.panel + values_bytes(format);
   const uint8_t* ahead = args.ahead;
-  const int64_t stride = args.stride, groups = weight.groups;
-  const uint8_t* floats = args.x + groups * kGroup * 2;
+  const int64_t stride = args.stride;
+  const uint8_t* floats = args.x + weight.groups * kGroup * 2;
   TileRows<M> rows(args.x, stride);
 #pragma GCC unroll 32
   for (int i = 0; i < 2 * M; ++i) store(sums + i * kLanes, F{});
-  for (int64_t group = 0; group < groups;) {
+  for (int64_t group = 0; group < weight.groups; ++group) {
     I sum[M][2] = {};
-    const int64_t end = run == 1 ? group + 1 : smaller(group + run, groups);
-    for (; group < end; ++group) {
-      ahead = prefetch(ahead, args.lines);
-      dot_group<format, wide, M>(values, rows, sum);
-      values += step;
-      rows.advance(kGroup * 2);
-    }
-    add_run<format, M>(scales, floats, stride, sum, sums);
-    scales += run * group_bytes(format);
+    ahead = prefetch(ahead, args.lines);
+    dot_group<format, wide, M>(values, rows, sum);
+    add_group<format, M>(scales, floats, stride, sum, sums);
+    rows.advance(kGroup * 2);
+    values += wide ? kGroup * kPanel * 2 : group_bytes(format);
+    scales += group_bytes(format);
     if (has_nibbles(format)) floats += 4;
   }
-  const auto* channel =
-      reinterpret_cast<const float*>(args.panel + groups * group_bytes(format));
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
     const float scale = of_row<float>(floats, m, stride);
-#pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) {
-      float* to = sums + m * kPanel + v * kLanes;
-      const F out = load(to) * scale;
-      store(to, has_channel_scale(format) ? out * load(channel + v * kLanes) : out);
-    }
+    store(sums + m * kPanel, load(sums + m * kPanel) * scale);
+    store(sums + m * kPanel + kLanes, load(sums + m * kPanel + kLanes) * scale);
   }
 }
 
@@ -227,7 +209,7 @@ OCTAVO_INLINE void byte_tile(const PackedWeight& weight, const TileArgs& args, f
       out[m][0] += to_float(sum[m][0]) * scale;
       out[m][1] += to_float(sum[m][1]) * scale;
     }
-    panel += group_bytes(Format::kI8Bytes);
+    panel += group_bytes(Format::kI8Channel);
     x += kGroup;
     scales += 4;
   }

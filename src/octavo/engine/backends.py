@@ -1,6 +1,7 @@
 """Which backend computes, and in which number formats."""
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
@@ -9,11 +10,12 @@ from octavo.kernels.native.loading import NOT_BUILT, is_built, require_built
 from octavo.kernels.native.options import NativeOptions
 from octavo.kernels.numpy_backend import NumpyBackend
 from octavo.kernels.ops import Backend, KVDtype
+from octavo.kernels.weights import WeightTensor
 
 logger = logging.getLogger(__name__)
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
-QuantizationName = Literal["auto", "none", "file", "int8", "int4"]
+QuantizationName = Literal["auto", "none", "file", "int8", "int4", "w8a8"]
 KVCacheDtypeName = Literal["auto", "float32", "bfloat16", "int8"]
 BACKENDS: Final = ("auto", "native", "numpy")
 
@@ -35,8 +37,11 @@ def choose_backend(
     quantization: QuantizationName,
     options: NativeOptions,
     kv_cache_dtype: KVCacheDtypeName = "auto",
+    tensors: Iterable[WeightTensor] = (),
 ) -> Compute:
     """Make the backend that a user asks for (see ``EngineSettings`` for the meanings).
+
+    ``tensors`` are the model's; ``auto`` looks at their encodings.
 
     Raises:
         SettingError: there is no such backend here, or it cannot do what is asked.
@@ -57,7 +62,7 @@ def choose_backend(
     if name == "numpy" or is_last_resort:
         compute = _numpy(dtype, quantization, options)
     else:
-        compute = _native(dtype, quantization, options)
+        compute = _native(dtype, quantization, options, tensors)
     return compute if kv_cache_dtype == "auto" else replace(compute, kv_dtype=kv_cache_dtype)
 
 
@@ -69,7 +74,7 @@ def _numpy(dtype: DtypeName, quantization: QuantizationName, options: NativeOpti
             "--deterministic needs the native backend: numpy's sums depend on the batch.",
             name="--deterministic",
         )
-    if quantization in ("file", "int8", "int4"):
+    if quantization not in ("auto", "none"):
         raise SettingError(
             f"--quantization {quantization} needs the native backend; numpy computes with none.",
             name="--quantization",
@@ -78,11 +83,22 @@ def _numpy(dtype: DtypeName, quantization: QuantizationName, options: NativeOpti
     return Compute(NumpyBackend(chosen), chosen, chosen)
 
 
-def _native(dtype: DtypeName, quantization: QuantizationName, options: NativeOptions) -> Compute:
+def _native(
+    dtype: DtypeName,
+    quantization: QuantizationName,
+    options: NativeOptions,
+    tensors: Iterable[WeightTensor],
+) -> Compute:
     require_built()
     from octavo.kernels.native.backend import NativeBackend
     from octavo.kernels.native.weights import Precision
 
     chosen = "bfloat16" if dtype == "auto" else dtype
-    precision: Precision = quantization if quantization in ("file", "int8", "int4") else chosen
+    precision: Precision
+    if quantization == "none" or (quantization == "auto" and dtype != "auto"):
+        precision = chosen
+    elif quantization == "auto":
+        precision = "file" if any(tensor.encoding.is_quantised for tensor in tensors) else "int8"
+    else:
+        precision = quantization
     return Compute(NativeBackend(precision, options), chosen, precision)

@@ -57,12 +57,14 @@ class EngineSettings:
     """What computes: ``native`` (C++ for this CPU), ``numpy``, or ``auto``: native if built."""
     dtype: DtypeName = "auto"
     """Number format of KV and of weights that are not quantised; ``auto`` is bfloat16 on the
-    native backend and float32 on numpy."""
+    native backend and float32 on numpy. Asking for one turns ``auto`` quantisation off."""
     quantization: QuantizationName = "auto"
     """What meets what in products. ``none``: weights in ``dtype``. ``file``: weights as the file
-    has them, ``int8``: 8 bits a weight, and ``int4``: 4 bits with a scale and minimum for each 32
-    (8 bits for the embedding table and the head; what the file has in 4 bits stays as it is), all
-    three with activations of 8 bits, scaled by the 32: faster, less exact. ``auto``: none."""
+    has them. ``int8``: 8 bits a weight and a scale per 32. ``int4``: 4 bits with a scale and
+    minimum for each 32 (8 bits for the embedding table and the head; what the file has in 4 bits
+    stays as it is). ``w8a8``: activations in 8 bits too, where the others take 16, and weights
+    with a scale per output: faster on CPUs with products of bytes (VNNI), and less exact.
+    ``auto``: file if the file holds quantised weights, else int8; none on numpy."""
     kv_cache_dtype: KVCacheDtypeName = "auto"
     """Number format of KV; ``auto``: that of ``dtype``. ``int8`` has a scale for each token and KV
     head: half the memory of bfloat16, less exact."""
@@ -142,6 +144,7 @@ def build_engine(settings: EngineSettings, observer: Observer) -> EngineParts:
         settings.quantization,
         _native_options(settings, checkpoint),
         settings.kv_cache_dtype,
+        checkpoint.tensors.values(),
     )
     cache_config, scheduler_config = _configs(settings, checkpoint, tokenizer, compute)
     decoder = build_decoder(checkpoint.config, checkpoint.tensors, compute.backend)

@@ -30,6 +30,11 @@ class Encoding(Enum):
         self.block_len = block_len
         self.block_bytes = block_bytes
 
+    @property
+    def is_quantised(self) -> bool:
+        """Whether values share scales."""
+        return self.block_len > 1
+
     def row_bytes(self, length: int) -> int:
         """Bytes of ``length`` values in a row; ``length`` must be a multiple of ``block_len``."""
         return length // self.block_len * self.block_bytes

@@ -30,7 +30,6 @@ class Format(IntEnum):
     I8_GROUP = 3
     U4_GROUP = 4
     U4_GROUP_MIN = 5
-    I8_BYTES = 6
 
 
 _ENCODINGS: Final = {
@@ -63,6 +62,13 @@ _NEAREST: Final = {
 }
 """Q8_0, Q4_0 and Q4_1 keep every bit; Q4_K keeps its 4-bit values and rounds scales to float16; 5
 and 6 bits become 8 with a scale per 32."""
+
+_FORMAT_OF: Final[dict[Precision, Format]] = {
+    "float32": Format.F32,
+    "bfloat16": Format.BF16,
+    "int8": Format.I8_GROUP,
+    "w8a8": Format.I8_CHANNEL,
+}
 
 _SAMPLED_ROWS: Final = 8
 
@@ -163,14 +169,8 @@ def choose_format(
     table or head) takes 8 bits: each of its rows is a token's, with no others to average out the
     error, and its error lands in the logits themselves.
     """
-    if precision == "float32":
-        return Format.F32
-    if precision == "bfloat16":
-        return Format.BF16
-    if precision == "int8":
-        return Format.I8_CHANNEL
-    if precision == "w8a8":
-        return Format.I8_BYTES
+    if precision in _FORMAT_OF:
+        return _FORMAT_OF[precision]
     wanted = {_NEAREST[part.encoding] for part in parts}
     widest = next(form for form in _WIDEST_FIRST if form in wanted)
     if precision == "int4" and widest not in _FOUR_BITS:
