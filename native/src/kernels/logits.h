@@ -2,7 +2,7 @@
 // all sets and in numpy (kernels/sampling/weights.py): only exact steps, or steps that IEEE 754
 // rounds alike everywhere, so no product may be contracted with a sum.
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(OCTAVO_EMULATED)
 #define OCTAVO_VECTOR_REGISTER "+v"
 #elif defined(__aarch64__)
 #define OCTAVO_VECTOR_REGISTER "+w"
