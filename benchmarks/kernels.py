@@ -1,6 +1,7 @@
 """Kernels against the ceilings of this machine, measured in the same run.
 
     python benchmarks/kernels.py [--model FILE] [--precision int8 ...] [--isa NAME] [--seconds 2]
+    python benchmarks/kernels.py --ceilings    # the machine alone, as JSON, for other benchmarks
 
 Prints barrier time, read bandwidth and the peak of the instructions that multiply (16-bit pairs,
 bytes or floats, as the precision has it), then each step as tokens per second, as
@@ -9,6 +10,7 @@ share of the read bandwidth (bytes of weights and KV that a step must read) and 
 """
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -29,6 +31,7 @@ from octavo.models.decoder import build_decoder, kv_spec
 
 BLOCK_SIZE = 16
 CONTEXT = 256
+READ_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,23 @@ def ceilings(backend: NativeBackend, precision: str, num_bytes: int) -> Ceilings
     return Ceilings(machine.barrier_ns(), machine.read_gb_per_s(num_bytes), product, ops)
 
 
+def machine_as_json(options: NativeOptions) -> str:
+    """Return all ceilings as one line of JSON; reads go over READ_BYTES."""
+    backend = NativeBackend("int8", options)
+    machine = backend.machine
+    return json.dumps(
+        {
+            "isa": backend.isa,
+            "threads": backend.threads,
+            "barrier_ns": round(machine.barrier_ns(), 1),
+            "read_gb_per_s": round(machine.read_gb_per_s(READ_BYTES), 2),
+            "float_gop_per_s": round(machine.peak_float_ops() / 1e9, 1),
+            machine.pair_product(): round(machine.peak_pair_ops() / 1e9, 1),
+            machine.byte_product(): round(machine.peak_byte_ops() / 1e9, 1),
+        }
+    )
+
+
 def report_numpy(checkpoint: Checkpoint, seconds: float) -> None:
     """Print the numpy backend's table."""
     step = compiled(NumpyBackend(), checkpoint, "float32", 64 * (CONTEXT // BLOCK_SIZE) + 64)
@@ -187,9 +207,15 @@ def main() -> None:
     parser.add_argument("--kv-dtype", choices=get_args(KVDtype), default="bfloat16")
     parser.add_argument("--seconds", type=float, default=2.0, help="per step")
     parser.add_argument("--numpy", action="store_true", help="also the numpy backend")
+    parser.add_argument(
+        "--ceilings", action="store_true", help="only the machine's, as JSON, and no step"
+    )
     arguments = parser.parse_args()
-    checkpoint = open_checkpoint(arguments.model)
     options = NativeOptions(isa=arguments.isa, threads=arguments.threads)
+    if arguments.ceilings:
+        print(machine_as_json(options))
+        return
+    checkpoint = open_checkpoint(arguments.model)
     for precision in arguments.precision:
         backend = NativeBackend(precision, options)
         print(f"{backend.isa}, {backend.threads} threads", end="")

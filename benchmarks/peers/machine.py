@@ -72,12 +72,9 @@ def measure_ceilings(threads: int) -> dict[str, Any] | None:
     """
     if not KERNELS_BENCHMARK.exists():
         return None
-    command = [sys.executable, str(KERNELS_BENCHMARK), "--ceilings", "--json"]
-    env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    command = [sys.executable, str(KERNELS_BENCHMARK), "--ceilings", "--threads", str(threads)]
     try:
-        done = subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=CEILINGS_TIMEOUT_S
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CEILINGS_TIMEOUT_S)
         found = json.loads(done.stdout) if done.returncode == 0 else None
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
