@@ -1,7 +1,7 @@
 """The systems that are compared, each the same engine with other policies, and what runs them."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -176,7 +176,9 @@ class Choice:
         parser.add_argument("--model", default="smollm2", help="a model, or `tiny`, random, to try")
         parser.add_argument("--backend", default="auto", help="auto, native or numpy")
         parser.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32")
-        parser.add_argument("--quantization", default="auto", help="auto, none, file, int8, w8a8")
+        parser.add_argument(
+            "--quantization", default="auto", help="auto, none, file, int8, int4, w8a8"
+        )
         parser.add_argument("--threads", type=int, default=0, help="0: all that there are")
 
     @classmethod
@@ -184,10 +186,10 @@ class Choice:
         """Return what the command line chose."""
         return cls(args.model, args.backend, args.dtype, args.quantization, args.threads)
 
-    def compute(self) -> Compute:
-        """Make the backend."""
+    def compute(self, tensors: Iterable[WeightTensor]) -> Compute:
+        """Make the backend for a model's weights."""
         options = NativeOptions(threads=self.threads)
-        return choose_backend(self.backend, self.dtype, self.quantization, options)
+        return choose_backend(self.backend, self.dtype, self.quantization, options, tensors=tensors)
 
 
 class LoadedModel:
@@ -200,7 +202,7 @@ class LoadedModel:
             source = resolve_model(choice.model, cache_dir=default_cache_dir())
             checkpoint = open_checkpoint(source.path)
             config, tensors = checkpoint.config, checkpoint.tensors
-        compute = choice.compute()
+        compute = choice.compute(tensors.values())
         self.what = f"{choice.model} on {compute.backend.name}, {compute.precision}"
         decoder = build_decoder(config, tensors, compute.backend)
         spec = decoder.kv_spec(limits.block_size, compute.kv_dtype)

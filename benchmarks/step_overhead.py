@@ -268,7 +268,7 @@ def with_model(choice: Choice, num_steps: int) -> None:
 def without_model(choice: Choice, num_steps: int) -> None:
     """Print one line per vocabulary and kind of sampling."""
     cache = cache_share(num_steps)
-    compute = choice.compute()
+    compute = choice.compute(())
     print(
         f"no model, {compute.backend.name} sampler: medians of {num_steps} steps of "
         f"{NUM_SEQUENCES} decodes, ms"

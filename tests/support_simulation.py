@@ -307,7 +307,8 @@ class World:
         """The numbers that operators see agree with what is there."""
         stats = self.core.stats()
         groups = self.scheduler.live.values()
-        assert stats.num_running + stats.num_waiting == sum(len([*g.active]) for g in groups)
+        alive = sum(len([*group.active]) + len(group.pending) for group in groups)
+        assert stats.num_running + stats.num_waiting == alive
         assert {item.request.request_id for item in self.live} == set(self.scheduler.live)
         assert stats.num_running <= self.config.max_num_seqs
         usage = stats.usage

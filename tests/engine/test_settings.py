@@ -127,3 +127,11 @@ def test_numpy_does_not_quantise(tmp_path: Path, quantization: str) -> None:
     """Turns red when the numpy backend ignores --quantization."""
     with pytest.raises(SettingError, match=f"--quantization {quantization} needs the native"):
         tiny_parts(tmp_path / "tiny", Recorder(), backend="numpy", quantization=quantization)
+
+
+@pytest.mark.parametrize("setting", ["backend", "dtype", "quantization", "kv_cache_dtype"])
+def test_unknown_choices_end_in_a_sentence(tmp_path: Path, setting: str) -> None:
+    """Turns red when a misspelt number format is taken for another."""
+    flag = f"--{setting.replace('_', '-')}"
+    with pytest.raises(SettingError, match=f"{flag} must be one of auto, .*, not 'int9'"):
+        tiny_parts(tmp_path / "tiny", Recorder(), **{setting: "int9"})

@@ -46,16 +46,10 @@ def choose_backend(
     Raises:
         SettingError: there is no such backend here, or it cannot do what is asked.
     """
-    if name not in BACKENDS:
-        raise SettingError(
-            f"--backend must be one of {', '.join(BACKENDS)}, not {name!r}.", name="--backend"
-        )
-    if kv_cache_dtype not in get_args(KVCacheDtypeName):
-        raise SettingError(
-            f"--kv-cache-dtype must be one of {', '.join(get_args(KVCacheDtypeName))}, "
-            f"not {kv_cache_dtype!r}.",
-            name="--kv-cache-dtype",
-        )
+    _check("--backend", name, BACKENDS)
+    _check("--dtype", dtype, get_args(DtypeName))
+    _check("--quantization", quantization, get_args(QuantizationName))
+    _check("--kv-cache-dtype", kv_cache_dtype, get_args(KVCacheDtypeName))
     is_last_resort = name == "auto" and not is_built()
     if is_last_resort:
         logger.warning(NOT_BUILT)
@@ -64,6 +58,13 @@ def choose_backend(
     else:
         compute = _native(dtype, quantization, options, tensors)
     return compute if kv_cache_dtype == "auto" else replace(compute, kv_dtype=kv_cache_dtype)
+
+
+def _check(setting: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise SettingError(
+            f"{setting} must be one of {', '.join(known)}, not {value!r}.", name=setting
+        )
 
 
 def _numpy(dtype: DtypeName, quantization: QuantizationName, options: NativeOptions) -> Compute:
