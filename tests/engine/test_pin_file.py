@@ -52,6 +52,9 @@ def test_each_form_gives_the_tokens_that_requests_have(tmp_path: Path) -> None:
         {"text": 1},
         {"text": "a", "token_ids": [1]},
         {"token_ids": [-1]},
+        {"token_ids": [2**64]},
+        {"token_ids": [10**6]},
+        "[" * 100_000,
         {"token_ids": [True]},
         {"messages": []},
         {"messages": ["hello"]},
@@ -64,6 +67,15 @@ def test_a_wrong_line_stops_the_start(tmp_path: Path, line: object) -> None:
     path = write(tmp_path, {"text": "good"}, line)
     with pytest.raises(SettingError, match=r"pins\.jsonl, line 2: "):
         list(read_pins(path, byte_tokenizer(tmp_path), IDENTITY))
+
+
+def test_a_line_ends_with_a_line_feed_only(tmp_path: Path) -> None:
+    """JSON strings may hold characters at which ``str.splitlines`` would cut."""
+    tokenizer, text = byte_tokenizer(tmp_path), "a\u2028b\u0085c"
+    line = json.dumps({"text": text}, ensure_ascii=False)
+    (tmp_path / "pins.jsonl").write_bytes(f"{line}\r\n{line}\r\n".encode())
+    pins = list(read_pins(tmp_path / "pins.jsonl", tokenizer, IDENTITY))
+    assert [tokens for _, tokens in pins] == [tokenizer.encode(text)] * 2
 
 
 def test_a_missing_file_stops_the_start(tmp_path: Path) -> None:

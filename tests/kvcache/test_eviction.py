@@ -3,7 +3,7 @@
 import pytest
 
 from octavo.core.config import CacheConfig
-from octavo.core.errors import SettingError
+from octavo.core.errors import InvariantError, SettingError
 from octavo.core.ids import SequenceId
 from octavo.core.request import CacheIdentity
 from octavo.kvcache.eviction.ranked import LeastRecentlyUsed, RankedPolicy
@@ -25,6 +25,21 @@ class MostUsedFirst(RankedPolicy):
         """Rank the most used one lowest."""
         self.offered.append(block.block_id)
         return (-block.num_uses,)
+
+
+class Unlucky(RankedPolicy):
+    """A user's own policy that fails as no policy is expected to."""
+
+    def __init__(self):
+        raise KeyError("settings")
+
+
+class OnlyVictim:
+    """A user's own policy that forgets what else it must have."""
+
+    def victim(self):
+        """Return anything."""
+        return 0
 
 
 def use(manager, number, tokens):
@@ -114,6 +129,8 @@ def test_a_users_own_policy_is_named_by_module_and_class():
         ("octavo.kvcache.block_pool:BlockPool", "cannot be made"),
         ("octavo.kvcache.block:BlockList", r"has no method victim\(\)"),
         (":", "cannot be made"),
+        (f"{__name__}:Unlucky", "cannot be made: KeyError: 'settings'"),
+        (f"{__name__}:OnlyVictim", r"has no method attach\(\)"),
     ],
 )
 def test_a_wrong_policy_name_stops_the_start_with_one_sentence(name, message):
@@ -122,3 +139,18 @@ def test_a_wrong_policy_name_stops_the_start_with_one_sentence(name, message):
     with pytest.raises(SettingError, match=message) as caught:
         KVCacheManager(config)
     assert caught.value.name == "--eviction-policy"
+
+
+@pytest.mark.parametrize("nonsense", [-1, 99, None, "block", "the one in use"])
+def test_a_users_policy_that_names_no_candidate_is_named(nonsense):
+    """Turns red if a wrong victim is forgotten all the same, or fails where nobody finds it."""
+    policy = MostUsedFirst()
+    config = CacheConfig(num_blocks=4, block_size=1, eviction_policy="my:Own")
+    manager = KVCacheManager(config, eviction=policy)
+    use(manager, 0, [1, 2])
+    assert manager.admit(SequenceId(1), manager.match(IDENTITY, [7]), 1)
+    in_use = manager.tables[SequenceId(1)].block_ids[0]
+    policy.victim = lambda: in_use if nonsense == "the one in use" else nonsense
+    with pytest.raises(InvariantError, match="eviction policy 'my:Own' chose"):
+        manager.admit(SequenceId(2), manager.match(IDENTITY, [5, 5]), 2)
+    assert manager.evictions_total == 0

@@ -162,6 +162,14 @@ def test_pins_take_their_room_from_what_a_request_may_need(manager):
         manager.pin(IDENTITY, [7])
 
 
+def test_pins_need_prefix_caching():
+    """Turns red if pins take room for prefixes that can never be cached."""
+    manager = KVCacheManager(CacheConfig(num_blocks=8, block_size=1, enable_prefix_caching=False))
+    with pytest.raises(SettingError, match="--pin-file needs prefix caching"):
+        manager.pin(IDENTITY, [1, 2, 3])
+    assert manager.num_slots == 8
+
+
 def test_a_pin_belongs_to_its_identity(manager):
     """Turns red if another tenant's equal prompt is pinned as well."""
     manager.pin(IDENTITY, [1, 2])

@@ -184,3 +184,14 @@ def test_the_check_of_plans_can_fail():
     harness.scheduler.running[SequenceId(0)].token_ids[0] = 50
     with pytest.raises(InvariantError, match="wrong tokens"):
         check_plan(plan, harness.config, harness.scheduler)
+
+
+def test_a_request_that_cannot_read_the_cache_spares_nothing() -> None:
+    """Turns red if a mean over the prompt, computed whole, keeps others' blocks from eviction."""
+    harness = Harness()
+    harness.add("warm", [1, 2, 3, 4, 5])
+    harness.run()
+    harness.add("mean", [1, 2, 3, 4, 5], max_tokens=0, pooling="mean")
+    assert not list(harness.manager.expecting())
+    harness.add("last", [1, 2, 3, 4, 5], max_tokens=0, pooling="last")
+    assert len(list(harness.manager.expecting())) == 1

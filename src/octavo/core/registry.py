@@ -14,15 +14,18 @@ class Registry(Generic[PolicyT]):
 
     Args:
         setting: the setting as a user writes it, for error messages (``--scheduling-policy``).
-        method: the one method that a policy of this kind has.
+        methods: those that every policy of this kind must have; the first says most of it.
         policies: makers by name; each is called with the arguments of ``create``.
     """
 
     def __init__(
-        self, setting: str, method: str, policies: Mapping[str, Callable[..., PolicyT]]
+        self,
+        setting: str,
+        methods: tuple[str, ...],
+        policies: Mapping[str, Callable[..., PolicyT]],
     ) -> None:
         self._setting = setting
-        self._method = method
+        self._methods = methods
         self._policies = dict(policies)
 
     @property
@@ -37,7 +40,7 @@ class Registry(Generic[PolicyT]):
 
         Raises:
             SettingError: there is no such policy, or the user's class cannot be imported, made
-                with these arguments, or lacks the method.
+                with these arguments, or lacks a method.
         """
         if ":" in name:
             return self._import(name, args)
@@ -55,12 +58,14 @@ class Registry(Generic[PolicyT]):
         module_name, _, class_name = name.partition(":")
         try:
             policy: PolicyT = getattr(import_module(module_name), class_name)(*args)
-        except (ImportError, AttributeError, TypeError, ValueError) as error:
+        except Exception as error:  # whatever the user's code raises, it cannot serve
             raise SettingError(
-                f"{self._setting} {name!r} cannot be made: {error}.", name=self._setting
+                f"{self._setting} {name!r} cannot be made: {type(error).__name__}: {error}.",
+                name=self._setting,
             ) from error
-        if not callable(getattr(policy, self._method, None)):
-            raise SettingError(
-                f"{self._setting} {name!r} has no method {self._method}().", name=self._setting
-            )
+        for method in self._methods:
+            if not callable(getattr(policy, method, None)):
+                raise SettingError(
+                    f"{self._setting} {name!r} has no method {method}().", name=self._setting
+                )
         return policy

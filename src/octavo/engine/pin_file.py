@@ -27,7 +27,8 @@ def read_pins(
         SettingError: the file cannot be read, or a line says something else.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: JSON strings may hold U+2028 and other characters that it splits at.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(
             f"--pin-file {path} cannot be read: {error}.", name="--pin-file"
@@ -37,7 +38,7 @@ def read_pins(
             try:
                 entry = _entry(line)
                 yield replace(identity, salt=entry.pop("cache_salt", "")), _tokens(entry, tokenizer)
-            except (ValueError, RequestError) as error:
+            except (ValueError, RecursionError, RequestError) as error:
                 raise SettingError(
                     f"--pin-file {path}, line {number}: {error}", name="--pin-file"
                 ) from error
@@ -62,8 +63,11 @@ def _tokens(entry: Mapping[str, Any], tokenizer: Tokenizer) -> list[TokenId]:
         case {"messages": [*messages]} if messages and all(isinstance(m, dict) for m in messages):
             text = tokenizer.render_chat(messages, add_generation_prompt=False)
             return tokenizer.encode(text, add_special_tokens=False)
-        case {"token_ids": [*ids]} if all(type(i) is int and i >= 0 for i in ids):
+        case {"token_ids": [*ids]} if all(
+            type(i) is int and 0 <= i < tokenizer.vocab_size for i in ids
+        ):
             return list(ids)
     raise ValueError(
-        "text must be a string, messages a list of objects, token_ids a list of token ids."
+        "text must be a string, messages a list of objects, token_ids a list of ids from 0 to "
+        f"{tokenizer.vocab_size - 1}."
     )

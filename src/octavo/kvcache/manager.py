@@ -164,8 +164,14 @@ class KVCacheManager:
             How many blocks of the prefix are pinned.
 
         Raises:
-            SettingError: the pinned prefixes would take more than half of the pool.
+            SettingError: the pinned prefixes would take more than half of the pool, or prefix
+                caching is off.
         """
+        if not self.config.enable_prefix_caching:
+            raise SettingError(
+                "--pin-file needs prefix caching: leave out --no-enable-prefix-caching.",
+                name="--pin-file",
+            )
         num_full = len(token_ids) // self._block_size
         tokens = token_ids[: num_full * self._block_size]
         keys = prefix_keys(identity, tokens, self._block_size, self._digest)

@@ -64,5 +64,5 @@ class PrefixIndex(Protocol):
 
 
 PREFIX_INDEXES: Final[Registry[PrefixIndex]] = Registry(
-    "--prefix-cache", "match", {"radix": RadixTree, "flat": FlatCache}
+    "--prefix-cache", ("match",), {"radix": RadixTree, "flat": FlatCache}
 )

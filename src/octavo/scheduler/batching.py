@@ -38,5 +38,7 @@ class StaticBatching:
 
 
 BATCHING_POLICIES: Final[Registry[BatchingPolicy]] = Registry(
-    "--batching-policy", "may_start", {"continuous": ContinuousBatching, "static": StaticBatching}
+    "--batching-policy",
+    ("may_start",),
+    {"continuous": ContinuousBatching, "static": StaticBatching},
 )

@@ -78,7 +78,7 @@ class LongestMatchFirst:
 
 QUEUE_POLICIES: Final[Registry[QueuePolicy]] = Registry(
     "--scheduling-policy",
-    "rank",
+    ("rank",),
     {
         "fcfs": FirstComeFirstServed,
         "priority": ByPriority,

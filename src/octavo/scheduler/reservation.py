@@ -66,7 +66,7 @@ def final_num_slots(sequence: SequenceView) -> int:
 
 KV_RESERVATIONS: Final[Registry[KVReservation]] = Registry(
     "--kv-reservation",
-    "num_slots",
+    ("num_slots",),
     {
         "paged": Paged,
         "max": ReserveMax,

@@ -78,7 +78,7 @@ class Roster:
     def wait(self, sequence: Sequence) -> None:
         """Queue a sequence, and spare what it will hit from eviction."""
         self.queue.push(sequence)
-        if not sequence.wants_prompt_logprobs:
+        if sequence.may_read_cache:
             self._cache.expect(sequence.sequence_id, sequence.request.identity, sequence.token_ids)
 
     def start(self, sequence: Sequence, hit: CacheHit, why: str) -> None:

@@ -134,12 +134,17 @@ class Evictor:
         """Forget one block.
 
         Raises:
-            InvariantError: nothing can be evicted.
+            InvariantError: nothing can be evicted, or the policy names no candidate.
         """
         level = min((level for level, size in self._sizes.items() if size), default=None)
         if level is None:
             raise InvariantError("a block was needed, but none is free and none can be evicted")
         block_id = self._levels[level].victim()
+        if self._places.get(block_id) != level:
+            raise InvariantError(
+                f"the eviction policy {self.policy_name!r} chose {block_id!r}, not one of the "
+                "blocks that can be evicted"
+            )
         num_uses = self._pool.block(block_id).num_uses
         self._counter.count_eviction(num_uses=num_uses, expected=level == _EXPECTED)
         self._totals = None

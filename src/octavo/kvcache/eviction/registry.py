@@ -14,7 +14,7 @@ from octavo.kvcache.eviction.ranked import (
 
 EVICTION_POLICIES: Final[Registry[EvictionPolicy]] = Registry(
     "--eviction-policy",
-    "victim",
+    ("victim", "attach", "record", "add", "remove"),
     {
         "lru": LeastRecentlyUsed,
         "lfu": LeastFrequentlyUsed,
