@@ -23,7 +23,7 @@ from octavo.server.tools.output import OutputFormat
 from octavo.server.tools.styles import HERMES, LLAMA3, MISTRAL, STYLES, ToolStyle
 from support_engine import Recorder, byte_tokenizer, tiny_parts
 from support_loading import write_hf_folder
-from support_server import CHAT, HELLO, NAME, client_of, live_server, parse_events
+from support_server import CHAT, HELLO, NAME, client_of, live_server, parse_events, reasons_of
 from support_tools import joined_message
 
 MOVE = {
@@ -124,12 +124,32 @@ async def test_calls_cut_short_end_with_length(folder: Path, style: ToolStyle) -
             assert answer["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("style", STYLES.values(), ids=lambda style: style.name)
+async def test_calls_that_a_stop_string_cuts_end_with_stop(folder: Path, style: ToolStyle) -> None:
+    """CO-13: a stop string inside a call's arguments ends with stop, as the call is not whole;
+    streamed as well."""
+    place = {"type": "object", "properties": {"city": {"const": "Paris"}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "go", "parameters": place}}
+    body = {"messages": HELLO, "tools": [tool], "tool_choice": "required", "stop": "Paris"}
+    async with serving(folder, style) as client:
+        answer = (await client.post(CHAT, json=body)).json()["choices"][0]
+        (call,) = answer["message"]["tool_calls"]
+        assert call["function"]["arguments"] == '{"city": "'
+        assert (answer["finish_reason"], answer["stop_reason"]) == ("stop", "Paris")
+        streamed = await client.post(CHAT, json={**body, "stream": True})
+        assert reasons_of(parse_events(streamed.content))[0] == ["stop"]
+
+
 @pytest.mark.parametrize(
     "parameters",
     [
         {"type": "foo"},
         {"$ref": "#/missing"},
         {"properties": 5},
+        {"type": "array", "items": {"const": 1}},
+        {"type": ["string", "null"]},
+        {"const": 5},
+        {"$ref": "#/$defs/word", "$defs": {"word": {"type": "string"}}},
         {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?<=a)b"}}},
     ],
     ids=str,
@@ -144,6 +164,31 @@ async def test_schemas_that_cannot_be_enforced(folder: Path, parameters: dict[st
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == "tools"
         assert (await client.post(CHAT, json=body)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"enum": [1, "word", {"a": 1}]},
+        {"type": ["array", "object"], "maxItems": 0, "additionalProperties": False},
+        {"anyOf": [{"type": "null"}, {"type": "object", "additionalProperties": False}]},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"enum": [{"a": 1}]}}},
+    ],
+    ids=str,
+)
+async def test_demanded_arguments_are_objects(folder: Path, parameters: dict[str, Any]) -> None:
+    """A schema that also allows what is no object binds a demanded call to the objects alone."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    async with serving(folder) as client:
+        for seed in range(4):
+            body = {"messages": HELLO, "tools": [tool], "tool_choice": "required", "seed": seed}
+            body["parallel_tool_calls"] = False
+            answer = (await client.post(CHAT, json=body)).json()["choices"][0]
+            assert answer["finish_reason"] == "tool_calls"
+            (call,) = answer["message"]["tool_calls"]
+            arguments = orjson.loads(call["function"]["arguments"])
+            assert isinstance(arguments, dict)
+            jsonschema.validate(arguments, parameters)
 
 
 async def test_formats_exclude_demanded_calls(folder: Path) -> None:

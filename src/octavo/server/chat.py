@@ -40,7 +40,9 @@ def chat_body(
             "index": index,
             "message": _message(message),
             "logprobs": scores,
-            "finish_reason": reason_of(choice.finish_reason, calls=bool(message.calls)),
+            "finish_reason": reason_of(
+                choice.finish_reason, calls=bool(message.calls) and not message.in_call
+            ),
             "stop_reason": choice.stop_reason,
         }
         if request.return_token_ids:
@@ -74,7 +76,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def reason_of(reason: FinishReason | None, *, calls: bool) -> str | None:
-    """Return OpenAI's finish reason: calls end an answer that was not cut short."""
+    """Return OpenAI's finish reason: whole calls end an answer that was not cut short."""
     return "tool_calls" if calls and reason is FinishReason.STOP else reason
 
 
@@ -122,7 +124,8 @@ class ChatChunks:
             shown = {}
         if delta.finish_reason is not None:
             choice = _choice(index, {})
-            choice["finish_reason"] = reason_of(delta.finish_reason, calls=self._has_calls[index])
+            calls = self._has_calls[index] and not self._parsers[index].in_call
+            choice["finish_reason"] = reason_of(delta.finish_reason, calls=calls)
             choice["stop_reason"] = delta.stop_reason
             yield self._envelope.wrap(CHUNK_OBJECT, [choice], **self._usage)
 

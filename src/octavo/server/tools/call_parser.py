@@ -44,6 +44,12 @@ class CallParser:
             parts += step
         return parts
 
+    @property
+    def in_call(self) -> bool:
+        """Whether what was read ends inside a call."""
+        scanner = self._scanner if self._state == "call" else None
+        return scanner is not None and scanner.has_started
+
     def finish(self) -> list[Part]:
         """Return what was held back."""
         text, self._pending = self._pending, ""

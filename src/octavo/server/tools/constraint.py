@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import orjson
 
+from octavo.core.errors import InvalidRequestError
 from octavo.core.ids import TokenId
 from octavo.core.structured import StructuredOutput
 from octavo.server.protocol.tools import ChatTool, Function
@@ -26,6 +27,9 @@ def forced_calls(
         tools: what may be called.
         single: whether there is only one call.
         mark: the style's mark, as a text or as a control token.
+
+    Raises:
+        InvalidRequestError: a tool's schema is not one of objects.
     """
     opening: str | TokenId = "" if style.bare else mark
     return StructuredOutput.tool_calls(
@@ -54,6 +58,9 @@ def free_calls(
         style, tools, single, mark: as for ``forced_calls``.
         thought: the marks of reasoning, where they are control tokens; the last one alone, where
             the prompt ends inside.
+
+    Raises:
+        InvalidRequestError: a strict tool's schema is not one of objects.
     """
     schemas = [
         (tool, _schema(tool.function) if tool.function.strict else ANY_ARGUMENTS) for tool in tools
@@ -98,4 +105,18 @@ def _head(style: ToolStyle, function: Function) -> str:
 
 
 def _schema(function: Function) -> dict[str, Any]:
-    return NO_ARGUMENTS if function.parameters is None else function.parameters
+    """Return the schema of a function's arguments, which allows objects alone.
+
+    Raises:
+        InvalidRequestError: the function's own names another type.
+    """
+    if function.parameters is None:
+        return NO_ARGUMENTS
+    kind = function.parameters.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise InvalidRequestError(
+            f"tools has the function {function.name!r}, whose arguments must be an object: its "
+            "schema must have the type 'object'.",
+            param="tools",
+        )
+    return {**function.parameters, "type": "object"}

@@ -27,7 +27,8 @@ class OutputFormat:
     def read(self, text: str) -> Message:
         """Return a whole answer."""
         parser = OutputParser(self)
-        return assemble([*parser.push(text), *parser.finish()])
+        parts = [*parser.push(text), *parser.finish()]
+        return assemble(parts, in_call=parser.in_call)
 
 
 PLAIN: Final = OutputFormat()
@@ -58,6 +59,11 @@ class OutputParser:
         parts: list[Part] = [] if self._reasoning is None else self._reasoning.finish()
         parts = self._find_calls(parts)
         return parts if self._calls is None else [*parts, *self._calls.finish()]
+
+    @property
+    def in_call(self) -> bool:
+        """Whether what was read ends inside a call."""
+        return self._calls is not None and self._calls.in_call
 
     def _find_calls(self, parts: list[Part]) -> list[Part]:
         if self._calls is None:

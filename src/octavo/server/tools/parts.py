@@ -56,9 +56,11 @@ class Message:
     text: str
     reasoning: str
     calls: tuple[Call, ...]
+    in_call: bool = False
+    """Whether it ends inside the last call."""
 
 
-def assemble(parts: Iterable[Part]) -> Message:
+def assemble(parts: Iterable[Part], *, in_call: bool = False) -> Message:
     """Put an answer together from its parts."""
     texts, thoughts = [], []
     starts: list[CallStart] = []
@@ -75,4 +77,4 @@ def assemble(parts: Iterable[Part]) -> Message:
             case CallArguments(index, text):
                 arguments[index].append(text)
     calls = tuple(Call(start.id, start.name, "".join(arguments[start.index])) for start in starts)
-    return Message("".join(texts), "".join(thoughts), calls)
+    return Message("".join(texts), "".join(thoughts), calls, in_call)
