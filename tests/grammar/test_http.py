@@ -17,6 +17,7 @@ from support_server import (
     CHAT,
     COMPLETIONS,
     HELLO,
+    NAME,
     check_error,
     live_server,
     make_app,
@@ -107,6 +108,29 @@ async def test_shapes_hold(client: httpx.AsyncClient, path: str) -> None:
             piece = choice["delta"].get("content") if path == CHAT else choice["text"]
             streamed[choice["index"]] += piece or ""
     assert list(streamed.values()) == texts
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/responses", {"input": "a", "text": {"format": {"name": "a"}}}, "text.format"),
+        (
+            "/v1/messages",
+            {"model": NAME, "messages": HELLO, "max_tokens": 9, "output_config": {"format": {}}},
+            "output_config.format",
+        ),
+    ],
+)
+async def test_bad_shapes_are_named_as_the_api_does(
+    client: httpx.AsyncClient, path: str, fields: dict[str, Any], param: str
+) -> None:
+    """HT-10: a bad schema is a 400 that names the field which the client sent, not chat's."""
+    form = (fields.get("text") or fields["output_config"])["format"]
+    form |= {"type": "json_schema", "schema": {"type": "foo"}}
+    refused = await client.post(path, json=fields)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith(f"{param} has a json schema")
+    assert refused.json()["error"].get("param") in (param, None)
 
 
 async def test_truncated_json_says_so(client: httpx.AsyncClient) -> None:

@@ -271,7 +271,7 @@ async def test_counting() -> None:
         ({"temperature": 1.5}, "temperature"),
         ({"top_k": -2}, "top_k"),
         ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
-        ({"stop_sequences": [""]}, "stop"),
+        ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),

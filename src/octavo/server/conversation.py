@@ -39,6 +39,7 @@ class ChatNames:
     messages: str = "messages"
     max_tokens: str = "max_completion_tokens"
     reasoning: str = "reasoning_effort"
+    form: str = "response_format"
     demands_reasoning: bool = True
     """Whether a model that cannot reason refuses to; some clients ask every model for it."""
 

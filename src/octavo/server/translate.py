@@ -120,9 +120,12 @@ class Translator:
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             prompt_logprobs=request.prompt_logprobs,
         )
-        constraint = self._tool_constraint(chat, sampling.structured_output)
+        form = sampling.structured_output
+        if form is not None and request.structured_outputs is None:
+            form = replace(form, param=names.form)
+        constraint = self._tool_constraint(chat, form)
         output = chat.output
-        if sampling.structured_output is not None or chat.must_call:
+        if form is not None or chat.must_call:
             # What is constrained from its first token on has no room for reasoning.
             output = replace(output, reasoning=False, in_reasoning=False)
         sampling = replace(

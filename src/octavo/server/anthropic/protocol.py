@@ -189,7 +189,9 @@ class MessagesRequest(Prompt):
 
     max_tokens: int = Field(ge=1)
     """Most tokens to generate."""
-    stop_sequences: list[str] = Field(default_factory=list, max_length=16)
+    stop_sequences: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list, max_length=16
+    )
     """Up to 16 strings that end the output and are not part of it."""
     stream: bool = False
     """Send the answer as server-sent events as it comes."""

@@ -27,7 +27,12 @@ from octavo.server.protocol.chat import ChatRequest
 from octavo.server.protocol.validation import validate
 from octavo.server.translate import Translator
 
-NAMES: Final = ChatNames(max_tokens="max_tokens", reasoning="thinking", demands_reasoning=False)
+NAMES: Final = ChatNames(
+    max_tokens="max_tokens",
+    reasoning="thinking",
+    form="output_config.format",
+    demands_reasoning=False,
+)
 _EFFORTS: Final = {"disabled": "none", "enabled": "medium", "adaptive": "medium"}
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 

@@ -25,7 +25,10 @@ from octavo.server.responses_api.protocol import (
 from octavo.server.translate import Translator
 
 NAMES: Final = ChatNames(
-    messages="input", max_tokens="max_output_tokens", reasoning="reasoning.effort"
+    messages="input",
+    max_tokens="max_output_tokens",
+    reasoning="reasoning.effort",
+    form="text.format",
 )
 
 
