@@ -83,6 +83,18 @@ def test_renewals_do_not_pile_up():
     assert retention.priority(BlockId(1)) == 35
 
 
+def test_ever_earlier_expiries_do_not_pile_up():
+    """Turns red if a client whose TTLs shrink makes each use leave an entry for days."""
+    retention = BlockRetention()
+    for second in range(5000):
+        wish = Retention(priority=80, ttl_s=1e6 - 2 * second)
+        retention.note([BlockId(1), BlockId(2)], 0, wish, float(second))
+        retention.forget(BlockId(1))
+    assert len(retention._expiries) < 100
+    assert retention.expire(1e6 - 5000) == []
+    assert retention.expire(1e6) == [2]
+
+
 def test_a_higher_wish_may_run_out_earlier():
     """Turns red if the first expiry that was noted is the only one looked at."""
     retention = BlockRetention()

@@ -47,6 +47,9 @@ class BlockRetention:
         if expiry < self._scheduled.get(block_id, _NEVER):
             self._scheduled[block_id] = expiry
             heapq.heappush(self._expiries, (expiry, block_id))
+            if len(self._expiries) > 2 * len(self._scheduled) + 64:  # superseded ones piled up
+                self._expiries = [(time, block) for block, time in self._scheduled.items()]
+                heapq.heapify(self._expiries)
 
     def priority(self, block_id: BlockId) -> int:
         """Return the priority that holds now."""
