@@ -12,7 +12,6 @@ computed a second time one by one, as in decoding. Peers are those of ``peers/``
 
 import argparse
 import json
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from quality_report import Report, Result, markdown
 from quality_texts import Document, NoTexts, documents
 
 sys.path.append(str(Path(__file__).with_name("peers")))
+from command_line import check_peers, say, unwind_on_sigterm
 from conversions import ModelFormats
 from environments import PeerUnavailable, peers_cache
 from process import Worker, WorkerError
@@ -182,23 +182,16 @@ def _arguments() -> argparse.Namespace:
     add("--cache", help="folder of environments and models")
     add("--json", type=Path, help="file for the figures")
     arguments = parser.parse_args()
-    known = {name for variant in PEER_VARIANTS for name in (variant.name, variant.peer)}
-    if unknown := sorted(set(arguments.peers) - known):
-        parser.error(f"there is no peer {unknown[0]!r}; known are {', '.join(sorted(known))}")
+    check_peers(parser, arguments.peers)
     for name in ("tokens", "context", "single"):
         if getattr(arguments, name) < 2:
             parser.error(f"--{name} must be at least 2")
     return arguments
 
 
-def say(text: str) -> None:
-    """Tell the person who waits; results go to standard output, this does not."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def main() -> int:
     """Measure, print the tables and write the figures."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that workers end too
+    unwind_on_sigterm()
     arguments = _arguments()
     try:
         report = run(arguments)

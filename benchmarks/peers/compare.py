@@ -6,7 +6,6 @@
 import argparse
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from chart import svg
+from command_line import check_peers, say, unwind_on_sigterm
 from conversions import ModelFormats
 from environments import PEERS, PeerUnavailable, ensure_environment, peers_cache
 from machine import cpu_times, describe_machine, measure_ceilings, stolen_share
@@ -204,22 +204,15 @@ def _arguments() -> argparse.Namespace:
     add("--output", help="folder for report.md, results.json and chart.svg")
     add("--list", action="store_true", help="list scenarios and variants, and stop")
     arguments = parser.parse_args()
-    known = {*PEERS, *(item.name for item in PEER_VARIANTS)}
-    if unknown := sorted(set(arguments.peers) - known):
-        parser.error(f"there is no peer {unknown[0]!r}; known are {', '.join(sorted(known))}")
+    check_peers(parser, arguments.peers)
     if unknown := sorted(set(arguments.scenarios) - {*SCENARIOS, *GROUPS}):
         parser.error(f"there is no scenario {unknown[0]!r}; see --list")
     return arguments
 
 
-def say(text: str) -> None:
-    """Tell the person who waits; results go to standard output, this does not."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def main() -> int:
     """Compare, then print and write the report."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that workers end too
+    unwind_on_sigterm()
     arguments = _arguments()
     if arguments.list:
         print("scenarios:", *SCENARIOS, "\ngroups:", *GROUPS)
