@@ -34,7 +34,7 @@ def test_each_form_gives_the_tokens_that_requests_have(tmp_path: Path) -> None:
         {"text": "c", "cache_salt": "s"},
         {"messages": chat},
     )
-    pins = list(read_pins(path, tokenizer, IDENTITY))
+    pins = list(read_pins(path, tokenizer, IDENTITY, 1))
     *plain, begun = [tokens for _, tokens in pins]
     assert plain == [tokenizer.encode("ab"), [1, 2], tokenizer.encode("c")]
     whole = tokenizer.render_chat([*chat, {"role": "user", "content": "Hi"}])
@@ -66,7 +66,14 @@ def test_a_wrong_line_stops_the_start(tmp_path: Path, line: object) -> None:
     """The error names the file and the line."""
     path = write(tmp_path, {"text": "good"}, line)
     with pytest.raises(SettingError, match=r"pins\.jsonl, line 2: "):
-        list(read_pins(path, byte_tokenizer(tmp_path), IDENTITY))
+        list(read_pins(path, byte_tokenizer(tmp_path), IDENTITY, 1))
+
+
+def test_a_prefix_shorter_than_a_block_stops_the_start(tmp_path: Path) -> None:
+    """Turns red if an operator believes a prefix pinned of which nothing is."""
+    path = write(tmp_path, {"token_ids": [1, 2, 3, 4]}, {"token_ids": [1, 2, 3]})
+    with pytest.raises(SettingError, match=r"line 2: it has 3 tokens, and only whole blocks of 4"):
+        list(read_pins(path, byte_tokenizer(tmp_path), IDENTITY, 4))
 
 
 def test_a_line_ends_with_a_line_feed_only(tmp_path: Path) -> None:
@@ -74,14 +81,14 @@ def test_a_line_ends_with_a_line_feed_only(tmp_path: Path) -> None:
     tokenizer, text = byte_tokenizer(tmp_path), "a\u2028b\u0085c"
     line = json.dumps({"text": text}, ensure_ascii=False)
     (tmp_path / "pins.jsonl").write_bytes(f"{line}\r\n{line}\r\n".encode())
-    pins = list(read_pins(tmp_path / "pins.jsonl", tokenizer, IDENTITY))
+    pins = list(read_pins(tmp_path / "pins.jsonl", tokenizer, IDENTITY, 1))
     assert [tokens for _, tokens in pins] == [tokenizer.encode(text)] * 2
 
 
 def test_a_missing_file_stops_the_start(tmp_path: Path) -> None:
     """It says which."""
     with pytest.raises(SettingError, match="nowhere cannot be read"):
-        list(read_pins(tmp_path / "nowhere", byte_tokenizer(tmp_path), IDENTITY))
+        list(read_pins(tmp_path / "nowhere", byte_tokenizer(tmp_path), IDENTITY, 1))
 
 
 async def test_a_pinned_prefix_outlives_what_would_evict_it(tmp_path: Path) -> None:

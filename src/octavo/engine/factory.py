@@ -160,7 +160,8 @@ def build_engine(settings: EngineSettings, observer: Observer) -> EngineParts:
     identity = _identity(checkpoint, tokenizer, compute, deterministic=settings.deterministic)
     manager = KVCacheManager(cache_config)
     if settings.pin_file is not None:
-        for owner, token_ids in read_pins(settings.pin_file, tokenizer, identity):
+        pins = read_pins(settings.pin_file, tokenizer, identity, cache_config.block_size)
+        for owner, token_ids in pins:
             manager.pin(owner, token_ids)
     scheduler = Scheduler(scheduler_config, manager, debug=settings.debug_invariants)
     info = _info(settings, compute, cache_config, scheduler_config)

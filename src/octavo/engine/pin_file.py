@@ -15,7 +15,7 @@ _FORMS = ("text", "messages", "token_ids")
 
 
 def read_pins(
-    path: Path, tokenizer: Tokenizer, identity: CacheIdentity
+    path: Path, tokenizer: Tokenizer, identity: CacheIdentity, block_size: int
 ) -> Iterator[tuple[CacheIdentity, list[TokenId]]]:
     """Yield the prefixes of a file: one JSON object a line, empty lines aside.
 
@@ -24,7 +24,8 @@ def read_pins(
     ``cache_salt``: pinned for requests with that salt.
 
     Raises:
-        SettingError: the file cannot be read, or a line says something else.
+        SettingError: the file cannot be read, a line says something else, or its prefix is shorter
+            than a block of ``block_size`` tokens: only whole blocks can be pinned.
     """
     try:
         # Not splitlines: JSON strings may hold U+2028 and other characters that it splits at.
@@ -37,7 +38,13 @@ def read_pins(
         if line.strip():
             try:
                 entry = _entry(line)
-                yield replace(identity, salt=entry.pop("cache_salt", "")), _tokens(entry, tokenizer)
+                tokens = _tokens(entry, tokenizer)
+                if len(tokens) < block_size:
+                    raise ValueError(
+                        f"it has {len(tokens)} tokens, and only whole blocks of {block_size} can "
+                        "be pinned."
+                    )
+                yield replace(identity, salt=entry.get("cache_salt", "")), tokens
             except (ValueError, RecursionError, RequestError) as error:
                 raise SettingError(
                     f"--pin-file {path}, line {number}: {error}", name="--pin-file"
