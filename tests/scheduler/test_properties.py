@@ -133,10 +133,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.plan is not None)
     @rule(ran=st.booleans())
     def fail(self, ran):
-        """The runner raised, before or after it touched its memory."""
+        """The runner raised, before or after it touched its memory.
+
+        Forks of a sequence that left meanwhile were not made, and compute the prompt anew.
+        """
         plan, self.plan = self.plan, None
-        hit = {sequence_id for item in plan.scheduled for sequence_id in item.forks}
-        hit |= {item.sequence_id for item in plan.scheduled}
+        items = [i for i in plan.scheduled if i.sequence_id in self.scheduler.running]
+        hit = {sequence_id for i in items for sequence_id in (i.sequence_id, *i.forks)}
         survivors = {
             name
             for name, group in self.scheduler.live.items()
