@@ -209,6 +209,40 @@ def test_a_wrong_switch_changes_nothing():
     use(manager, 1, [5, 6, 7, 8])
 
 
+class Failing(LeastRecentlyUsed):
+    """A user's own policy that a few candidates are too many for."""
+
+    def add(self, block):
+        """Take in the first one."""
+        if self._stamps:
+            raise KeyError(block.block_id)
+        super().add(block)
+
+
+class Unattached(LeastRecentlyUsed):
+    """A user's own policy that no pool is large enough for."""
+
+    def attach(self, num_blocks):
+        """Refuse."""
+        raise ValueError(num_blocks)
+
+
+@pytest.mark.parametrize(("name", "why"), [("Failing", "KeyError"), ("Unattached", "ValueError")])
+def test_a_policy_that_fails_to_take_over_changes_nothing(name, why):
+    """Turns red if a switch that a user's policy breaks off loses candidates."""
+    manager = make("lfu", 6)
+    use(manager, 0, [1, 2])
+    use(manager, 1, [3])
+    before = set(manager.eviction_candidates())
+    with pytest.raises(SettingError, match=f"{name}' cannot be put in force: {why}: ") as caught:
+        manager.set_eviction_policy(f"{__name__}:{name}")
+    assert caught.value.name == "--eviction-policy"
+    assert (manager.eviction_policy, set(manager.eviction_candidates())) == ("lfu", before)
+    assert not any(totals.switches_total for totals in manager.eviction_totals())
+    use(manager, 2, [5, 6, 7, 8, 9, 10])
+    assert manager.evictions_total == 3
+
+
 def test_counters_are_kept_for_each_policy():
     """Turns red if a switch mixes or drops the totals of the policies."""
     manager = make("lru", 4)

@@ -123,6 +123,7 @@ class AsyncEngine:
 
         Raises:
             InvalidRequestError: the name is not known; the old policy stays in force.
+            SettingError: the operator's own policy fails to take over; the old one stays, too.
             UnavailableError: the engine does not run, or does not answer.
         """
         known = dict.fromkeys(EVICTION_POLICIES.names)

@@ -56,7 +56,8 @@ class EngineCore:
         """Switch the KV cache to another eviction policy between steps.
 
         Raises:
-            SettingError: the name is not known; the old policy stays in force.
+            SettingError: the name is not known, or a user's policy fails to take over; the old
+                policy stays in force.
         """
         self._scheduler.set_eviction_policy(name)
         self._observer.on_event(StateChanged(self._scheduler.stats()))

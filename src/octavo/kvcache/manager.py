@@ -114,7 +114,8 @@ class KVCacheManager:
         """Switch to another policy while serving; nothing cached is lost.
 
         Raises:
-            SettingError: the name is not known; the old policy stays in force.
+            SettingError: the name is not known, or a user's policy fails to take over; the old
+                policy stays in force.
         """
         self._evictor.switch(name, EVICTION_POLICIES.create(name))
 

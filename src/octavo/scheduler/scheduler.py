@@ -203,7 +203,8 @@ class Scheduler:
         """Switch the KV cache to another eviction policy; nothing cached is lost.
 
         Raises:
-            SettingError: the name is not known; the old policy stays in force.
+            SettingError: the name is not known, or a user's policy fails to take over; the old
+                policy stays in force.
         """
         self._cache.set_eviction_policy(name)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from octavo.core.errors import InvariantError
+from octavo.core.errors import InvariantError, SettingError
 from octavo.core.events import EvictionTotals
 from octavo.core.ids import BlockId, SequenceId
 from octavo.core.request import DEFAULT_RETENTION_PRIORITY, Retention
@@ -52,7 +52,8 @@ class Evictor:
         self._totals: tuple[EvictionTotals, ...] | None = None
         self.evictions_total = 0
         self.policy_name = name
-        self._install(name, policy)
+        policy.attach(pool.num_total)
+        self._put_in_force(name, policy)
 
     @property
     def policy(self) -> EvictionPolicy:
@@ -64,16 +65,26 @@ class Evictor:
         return self._places
 
     def switch(self, name: str, policy: EvictionPolicy) -> None:
-        """Put another policy in force; it is told of every candidate, the oldest first."""
+        """Put another policy in force; it is told of every candidate, the oldest first.
+
+        Raises:
+            SettingError: a user's policy fails at that; the old one stays in force.
+        """
         moved = [
             block for block, level in self._places.items() if level == DEFAULT_RETENTION_PRIORITY
         ]
-        for block_id in moved:
-            self._remove(block_id)
-        self._install(name, policy)
+        try:
+            policy.attach(self._pool.num_total)
+            for block_id in sorted(moved, key=lambda block: self._pool.block(block).last_use):
+                policy.add(self._describe(block_id))
+        except Exception as error:  # whatever the user's code raises, it cannot serve
+            raise SettingError(
+                f"--eviction-policy {name!r} cannot be put in force: "
+                f"{type(error).__name__}: {error}.",
+                name="--eviction-policy",
+            ) from error
+        self._put_in_force(name, policy)
         self._counter.switches_total += 1
-        for block_id in sorted(moved, key=lambda block_id: self._pool.block(block_id).last_use):
-            self._add(block_id)
 
     def stats(self) -> dict[str, EvictionStats]:
         """Return the totals of every policy that was ever in force, by name."""
@@ -156,8 +167,7 @@ class Evictor:
         while self._places:
             self._forget(next(iter(self._places)))
 
-    def _install(self, name: str, policy: EvictionPolicy) -> None:
-        policy.attach(self._pool.num_total)
+    def _put_in_force(self, name: str, policy: EvictionPolicy) -> None:
         self._levels[DEFAULT_RETENTION_PRIORITY] = policy
         self._counter = self._counters.setdefault(name, EvictionCounters())
         self.policy_name = name
@@ -192,7 +202,6 @@ class Evictor:
             self._add(block_id)
 
     def _add(self, block_id: BlockId) -> None:
-        block = self._pool.block(block_id)
         expected = block_id in self._expectations
         level = _EXPECTED if expected else self._retention.priority(block_id)
         policy = self._levels.get(level)
@@ -200,9 +209,12 @@ class Evictor:
             policy = self._levels[level] = LeastRecentlyUsed()
         self._places[block_id] = level
         self._sizes[level] = self._sizes.get(level, 0) + 1
-        depth = self._tree.depth(block_id)
-        key = self._tree.key(block_id)
-        policy.add(CachedBlock(block_id, key, depth, block.num_uses, block.last_use))
+        policy.add(self._describe(block_id))
+
+    def _describe(self, block_id: BlockId) -> CachedBlock:
+        block = self._pool.block(block_id)
+        key, depth = self._tree.key(block_id), self._tree.depth(block_id)
+        return CachedBlock(block_id, key, depth, block.num_uses, block.last_use)
 
     def _remove(self, block_id: BlockId) -> None:
         level = self._places.pop(block_id)
