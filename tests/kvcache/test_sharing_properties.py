@@ -1,4 +1,4 @@
-"""Fork, write, prune, preempt in part, evict and abort in any order, on the cache itself."""
+"""Fork, write, prune, preempt in part, wait, evict and abort in any order, on the cache itself."""
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
@@ -14,6 +14,7 @@ from support_cache import IDENTITY
 
 NUM_BLOCKS = 6
 TOKENS = st.integers(0, 1)
+PROMPTS = st.lists(TOKENS, min_size=1, max_size=9)
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -38,7 +39,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.memory: dict[tuple[BlockId, int], tuple[int, ...]] = {}
         self.tokens: dict[SequenceId, list[int]] = {}
         self.family: dict[SequenceId, int] = {}
-        self.waiting: list[list[int]] = []
+        self.waiting: dict[SequenceId, list[int]] = {}
         self.num_sequences = 0
 
     def _next(self):
@@ -66,14 +67,27 @@ class CacheMachine(RuleBasedStateMachine):
     def _pick(self, data):
         return data.draw(st.sampled_from(sorted(self.tokens)))
 
-    @rule(prompt=st.lists(TOKENS, min_size=1, max_size=9))
+    @rule(prompt=PROMPTS)
     def admit(self, prompt):
+        self._admit(self._next(), prompt)
+
+    def _admit(self, sequence, prompt):
         hit = self.cache.match(IDENTITY, prompt)
         assert hit.num_tokens < len(prompt)
-        sequence = self._next()
-        if self.cache.admit(sequence, hit, len(prompt)):
+        admitted = self.cache.admit(sequence, hit, len(prompt))
+        if admitted:
             self.tokens[sequence], self.family[sequence] = list(prompt), sequence
             self._compute(sequence, hit.num_tokens)
+        return admitted
+
+    @rule(prompt=PROMPTS)
+    def wait(self, prompt):
+        """What is waited for is computed and evicted in every order meanwhile."""
+        self._wait(self._next(), prompt)
+
+    def _wait(self, sequence, prompt):
+        self.waiting[sequence] = prompt
+        self.cache.expect(sequence, IDENTITY, prompt)
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())
@@ -108,13 +122,26 @@ class CacheMachine(RuleBasedStateMachine):
         table = self.cache.tables[victim].block_ids
         others = {b for s, t in self.cache.tables.items() if s != victim for b in t.block_ids}
         before = self.cache.usage().num_used
-        self.waiting.append(self._free(victim))
+        self._wait(victim, self._free(victim))
         assert before - self.cache.usage().num_used == len(set(table) - others)
 
     @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def resume(self, data):
+        sequence = data.draw(st.sampled_from(sorted(self.waiting)))
+        if self._admit(sequence, self.waiting[sequence]):
+            del self.waiting[sequence]
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def give_up(self, data):
+        sequence = data.draw(st.sampled_from(sorted(self.waiting)))
+        del self.waiting[sequence]
+        self.cache.unexpect(sequence)
+
     @rule()
-    def resume(self):
-        self.admit(self.waiting.pop())
+    def reset(self):
+        assert self.cache.reset() == (not self.tokens)
 
     @precondition(lambda self: next(self.cache.eviction_candidates(), None) is not None)
     @rule()
@@ -141,6 +168,7 @@ class CacheMachine(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return
         check_cache(self.cache)
+        assert {waiter.sequence_id for waiter in self.cache.expecting()} == set(self.waiting)
         for sequence, tokens in self.tokens.items():
             blocks = self.cache.tables[sequence].block_ids
             for position in range(len(tokens)):

@@ -43,10 +43,13 @@ class FlatCache:
     * Only whole blocks are reused.
     * Any unused block may be evicted, also one that others follow; those are then out of reach
       until it is computed again. Order alone (tables are freed tail first) keeps this rare.
+    * Nothing is spared for requests that wait.
 
     Unlike in vLLM a hit is verified: each entry knows its tokens and the prefix before it, so a
     colliding digest costs time and never gives a wrong hit.
     """
+
+    leaf_first = False
 
     def __init__(self, block_size: int, digest: Digest = blake2b) -> None:
         self._block_size = block_size

@@ -89,6 +89,7 @@ def check_cache(manager: KVCacheManager) -> None:
             f"sequence {sequence_id} may write a block that the tree holds",
         )
     _check_candidates(manager)
+    _check_expectations(manager)
     if manager.config.is_contiguous:
         check_contiguous(manager.tables.values(), manager.config.num_blocks)
 
@@ -159,3 +160,14 @@ def _check_candidates(manager: KVCacheManager) -> None:
     }
     found = set(manager.eviction_candidates())
     _require(found == leaves, f"candidates {sorted(found)} are not the leaves {sorted(leaves)}")
+
+
+def _check_expectations(manager: KVCacheManager) -> None:
+    """What is spared for a waiting sequence is what it would hit, to the last whole block."""
+    for waiter in manager.expecting():
+        hit = manager.match(waiter.identity, waiter.token_ids, whole_blocks=True)
+        found = hit.block_ids[-1] if hit.block_ids else None
+        _require(
+            waiter.block_id == found,
+            f"block {waiter.block_id} is spared for sequence {waiter.sequence_id}, not {found}",
+        )

@@ -1,6 +1,6 @@
 """The one door to the KV cache: who holds which blocks, and what can be reused."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -15,6 +15,7 @@ from octavo.kvcache.block_table import BlockTable
 from octavo.kvcache.contiguous import first_fit, free_runs
 from octavo.kvcache.eviction.counters import EvictionStats
 from octavo.kvcache.eviction.evictor import Evictor
+from octavo.kvcache.eviction.expectation import Waiter
 from octavo.kvcache.eviction.pins import PinnedPrefixes
 from octavo.kvcache.eviction.policy import EvictionPolicy, PrefixUse
 from octavo.kvcache.eviction.registry import EVICTION_POLICIES
@@ -88,7 +89,8 @@ class KVCacheManager:
         self._pins = PinnedPrefixes()
         self._now = 0.0
         policy = eviction or EVICTION_POLICIES.create(config.eviction_policy)
-        self._evictor = Evictor(self.pool, self.tree, config.eviction_policy, policy)
+        name = config.eviction_policy
+        self._evictor = Evictor(self.pool, self.tree, config.block_size, name, policy)
 
     @property
     def tables(self) -> Mapping[SequenceId, BlockTable]:
@@ -125,7 +127,7 @@ class KVCacheManager:
 
     def eviction_totals(self) -> tuple[EvictionTotals, ...]:
         """Return the same for observers; cheap enough for every step."""
-        return self._evictor.totals(self._block_size)
+        return self._evictor.totals()
 
     def eviction_candidates(self) -> Iterator[BlockId]:
         """Yield the blocks that could be evicted now."""
@@ -136,24 +138,30 @@ class KVCacheManager:
         self._now = now
         self._evictor.advance(now)
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether anything is spared for sequences that wait."""
+        return self.config.enable_prefix_caching and self.tree.leaf_first
+
     def expect(
         self, sequence_id: SequenceId, identity: CacheIdentity, token_ids: Sequence[TokenId]
     ) -> None:
         """Spare what a waiting sequence will hit, until it is admitted or ``unexpect``-ed.
 
-        It is spared as long as anything else can be evicted; of several, the one that began to
-        wait first keeps its prefix longest.
+        That is what is cached of its prompt, in whole blocks, and what others compute of it while
+        it waits. It is spared as long as anything else can be evicted; of several sequences, the
+        one that came first keeps its prefix longest. Its tokens must not change meanwhile.
         """
-        hit = self.match(identity, token_ids, whole_blocks=True)
-        if hit.block_ids:
-            self._evictor.expect(sequence_id, hit.block_ids[-1])
+        if self.looks_ahead:
+            hit = self.match(identity, token_ids, whole_blocks=True)
+            self._evictor.expect(sequence_id, identity, token_ids, hit.block_ids)
 
     def unexpect(self, sequence_id: SequenceId) -> None:
         """Spare nothing any more for a sequence (idempotent)."""
         self._evictor.settle(sequence_id)
 
-    def expecting(self) -> Iterator[SequenceId]:
-        """Yield the waiting sequences whose hit is spared."""
+    def expecting(self) -> Iterable[Waiter]:
+        """Return the sequences for which what they will hit is spared, to be read only."""
         return self._evictor.expecting()
 
     def pin(self, identity: CacheIdentity, token_ids: Sequence[TokenId]) -> int:
@@ -355,6 +363,7 @@ class KVCacheManager:
             kept = self.tree.insert(table.identity, parent, chunk, own)
             if kept == own:
                 self.pool.keep(own)
+                self._evictor.computed(table.identity, parent, chunk, own)
             else:
                 self._acquire(kept)
                 self.pool.release(own)

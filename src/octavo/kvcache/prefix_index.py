@@ -17,6 +17,12 @@ class PrefixIndex(Protocol):
     Made with the block size and the digest of keys.
     """
 
+    leaf_first: bool
+    """Whether a block can be removed only when none follows it, and no two are equal.
+
+    Then whoever spares the last block of a match spares all of it; if not, none is spared.
+    """
+
     version: int
     """Grows with every change, so that a stale match can be told."""
 

@@ -83,6 +83,8 @@ class RadixTree:
     references: its owner says which block may be removed.
     """
 
+    leaf_first = True
+
     def __init__(self, block_size: int, digest: Digest = blake2b) -> None:
         self._block_size = block_size
         self._digest = digest

@@ -1,7 +1,7 @@
 """The laws of the scheduler as functions; each raises InvariantError at the first breach."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from octavo.core.config import SchedulerConfig
@@ -39,8 +39,7 @@ def check_scheduler(state: SchedulerState) -> None:
         raise InvariantError("waiting and running differ from the live sequences")
     if set(state.running) != set(state.cache.tables):
         raise InvariantError("other sequences hold blocks than those that run")
-    if not {s.sequence_id for s in waiting}.issuperset(state.cache.expecting()):
-        raise InvariantError("prefixes are spared for sequences that do not wait")
+    _check_expecting(waiting, state.cache)
     for sequence in waiting:
         _check_waiting(sequence)
     for group in groups:
@@ -67,6 +66,14 @@ def _check_group(group: SequenceGroup) -> None:
         _require(len(active) <= group.beam.width, active[0], "its search has too many beams")
         lengths = {len(branch.token_ids) for branch in active}
         _require(len(lengths) == 1, active[0], "beams of one search differ in length")
+
+
+def _check_expecting(waiting: Collection[Sequence], cache: KVCacheManager) -> None:
+    """Those that wait, and they alone, have spared what they will hit."""
+    expecting = {waiter.sequence_id: waiter.token_ids for waiter in cache.expecting()}
+    expected = {s.sequence_id: s.token_ids for s in waiting if s.may_read_cache}
+    if expecting != (expected if cache.looks_ahead else {}):
+        raise InvariantError("prefixes are spared for other sequences than those that wait")
 
 
 def _check_waiting(sequence: Sequence) -> None:

@@ -1,14 +1,14 @@
 """Chooses and forgets: candidates by priority, each offered to the policy in force."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from octavo.core.errors import InvariantError, SettingError
 from octavo.core.events import EvictionTotals
-from octavo.core.ids import BlockId, SequenceId
-from octavo.core.request import DEFAULT_RETENTION_PRIORITY, Retention
+from octavo.core.ids import BlockId, SequenceId, TokenId
+from octavo.core.request import DEFAULT_RETENTION_PRIORITY, CacheIdentity, Retention
 from octavo.kvcache.block_pool import BlockPool
 from octavo.kvcache.eviction.counters import EvictionCounters, EvictionStats
-from octavo.kvcache.eviction.expectation import Expectations
+from octavo.kvcache.eviction.expectation import Chunk, Expectations, Waiter
 from octavo.kvcache.eviction.policy import CachedBlock, EvictionPolicy, PrefixUse
 from octavo.kvcache.eviction.ranked import LeastRecentlyUsed, Rank, RankedPolicy
 from octavo.kvcache.eviction.retention import BlockRetention
@@ -19,15 +19,23 @@ _EXPECTED = 101
 
 
 class _LatestWaitFirst(RankedPolicy):
-    """Forget what the last one to wait would hit, then what the one before it would."""
+    """Forget what the last one to come would hit, then what the one before it would."""
 
     def __init__(self, expectations: Expectations) -> None:
         super().__init__()
         self._expectations = expectations
+        self.first: dict[BlockId, SequenceId] = {}
+        """Who came first of those that a candidate is kept for, as it was ranked."""
 
     def rank(self, block: CachedBlock) -> Rank:
         """Return the youngest sequence first; ids grow with arrival."""
-        return (-self._expectations.since(block.block_id),)
+        first = self.first[block.block_id] = self._expectations.first(block.block_id)
+        return (-first,)
+
+    def remove(self, block_id: BlockId) -> None:
+        """Drop a candidate."""
+        del self.first[block_id]
+        super().remove(block_id)
 
 
 class Evictor:
@@ -38,14 +46,20 @@ class Evictor:
     """
 
     def __init__(
-        self, pool: BlockPool, tree: PrefixIndex, name: str, policy: EvictionPolicy
+        self,
+        pool: BlockPool,
+        tree: PrefixIndex,
+        block_size: int,
+        name: str,
+        policy: EvictionPolicy,
     ) -> None:
         self._pool = pool
         self._tree = tree
+        self._block_size = block_size
         self._retention = BlockRetention()
-        self._expectations = Expectations()
-        waited_for = _LatestWaitFirst(self._expectations)
-        self._levels: dict[int, EvictionPolicy] = {_EXPECTED: waited_for}
+        self._expectations = Expectations(block_size)
+        self._waited_for = _LatestWaitFirst(self._expectations)
+        self._levels: dict[int, EvictionPolicy] = {_EXPECTED: self._waited_for}
         self._sizes: dict[int, int] = {}
         self._places: dict[BlockId, int] = {}
         self._counters: dict[str, EvictionCounters] = {}
@@ -90,11 +104,11 @@ class Evictor:
         """Return the totals of every policy that was ever in force, by name."""
         return {name: counters.stats() for name, counters in self._counters.items()}
 
-    def totals(self, block_size: int) -> tuple[EvictionTotals, ...]:
+    def totals(self) -> tuple[EvictionTotals, ...]:
         """Return the same totals for observers, made anew only when something has changed."""
         if self._totals is None:
             self._totals = tuple(
-                self._total(name, counters, block_size) for name, counters in self._counters.items()
+                self._total(name, counters) for name, counters in self._counters.items()
             )
         return self._totals
 
@@ -120,21 +134,36 @@ class Evictor:
         if block_id in self._places:
             self._remove(block_id)
 
-    def expect(self, sequence_id: SequenceId, block_id: BlockId) -> None:
-        """Spare a block, and those before it, for a waiting sequence, and no other for it."""
+    def expect(
+        self,
+        sequence_id: SequenceId,
+        identity: CacheIdentity,
+        token_ids: Sequence[TokenId],
+        block_ids: Sequence[BlockId],
+    ) -> None:
+        """Spare what a waiting sequence will hit: now these blocks, later what is computed."""
         self.settle(sequence_id)
-        self._expectations.expect(sequence_id, block_id)
-        self._replace(block_id)
+        self._expectations.expect(sequence_id, identity, token_ids, block_ids)
+        if block_ids:
+            first = self._waited_for.first.get(block_ids[-1])
+            if first is None or sequence_id < first:
+                self._replace(block_ids[-1])
 
     def settle(self, sequence_id: SequenceId) -> None:
         """Spare nothing any more for a sequence that no longer waits."""
         block_id = self._expectations.settle(sequence_id)
-        if block_id is not None:
+        if block_id is not None and self._waited_for.first.get(block_id) == sequence_id:
             self._replace(block_id)
 
-    def expecting(self) -> Iterator[SequenceId]:
-        """Yield the waiting sequences for which a block is spared."""
-        return self._expectations.sequence_ids
+    def computed(
+        self, identity: CacheIdentity, parent: BlockId | None, chunk: Chunk, block_id: BlockId
+    ) -> None:
+        """Spare a block that the tree took in, once it is released, if it is waited for."""
+        self._expectations.computed(identity if parent is None else parent, chunk, block_id)
+
+    def expecting(self) -> Iterable[Waiter]:
+        """Return the waiting sequences."""
+        return self._expectations.waiters
 
     def advance(self, now: float) -> None:
         """Let priorities run out."""
@@ -173,7 +202,7 @@ class Evictor:
         self.policy_name = name
         self._totals = None
 
-    def _total(self, name: str, counters: EvictionCounters, block_size: int) -> EvictionTotals:
+    def _total(self, name: str, counters: EvictionCounters) -> EvictionTotals:
         stats = counters.stats()
         return EvictionTotals(
             policy=name,
@@ -183,7 +212,7 @@ class Evictor:
             unused_evictions_total=stats.unused_evictions_total,
             expected_evictions_total=stats.expected_evictions_total,
             hits_total=stats.hits_total,
-            saved_tokens_total=stats.hits_total * block_size,
+            saved_tokens_total=stats.hits_total * self._block_size,
         )
 
     def _forget(self, block_id: BlockId) -> None:
@@ -191,7 +220,7 @@ class Evictor:
         parent = self._tree.remove(block_id)
         self._pool.forget(block_id)
         self._retention.forget(block_id)
-        self._expectations.move(block_id, parent)
+        self._expectations.lost(block_id, parent)
         if parent is not None:
             self.released(parent)
 
