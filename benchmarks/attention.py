@@ -194,7 +194,8 @@ def main() -> None:
     print(
         f"{backend.isa}, {backend.threads} threads, KV {arguments.kv_dtype}; barrier "
         f"{machine.barrier_ns():.0f} ns, read {machine.read_gb_per_s(256 << 20):.1f} GB/s, "
-        f"float {machine.peak_float_ops() / 1e9:.0f} GFLOP/s"
+        f"float {machine.peak_float_ops() / 1e9:.0f} GFLOP/s, "
+        f"{machine.bfloat_product()} {machine.peak_bfloat_ops() / 1e9:.0f} GFLOP/s"
     )
     if arguments.calibrate:
         calibrate(backend, sizes, arguments.kv_dtype)

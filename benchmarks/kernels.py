@@ -4,7 +4,7 @@
     python benchmarks/kernels.py --ceilings    # the machine alone, as JSON, for other benchmarks
 
 Prints barrier time, read bandwidth and the peak of the instructions that multiply (16-bit pairs,
-bytes or floats, as the precision has it), then each step as tokens per second, as
+bytes, floats or bfloat16, as the precision and the instruction set have it), then each step as tokens per second, as
 share of the read bandwidth (bytes of weights and KV that a step must read) and as share of the peak
 (operations of all products), and the numpy backend beside it. Best and median of the steps run.
 """
@@ -158,8 +158,10 @@ def report(
 def ceilings(backend: NativeBackend, precision: str, num_bytes: int) -> Ceilings:
     """Measure the machine; reads go over as many bytes as the weights have."""
     machine = backend.machine
-    if precision in ("float32", "bfloat16"):
+    if precision == "float32":
         product, ops = "float products", machine.peak_float_ops()
+    elif precision == "bfloat16":
+        product, ops = machine.bfloat_product(), machine.peak_bfloat_ops()
     elif precision == "w8a8":
         product, ops = machine.byte_product(), machine.peak_byte_ops()
     else:
@@ -178,6 +180,7 @@ def machine_as_json(options: NativeOptions) -> str:
             "barrier_ns": round(machine.barrier_ns(), 1),
             "read_gb_per_s": round(machine.read_gb_per_s(READ_BYTES), 2),
             "float_gop_per_s": round(machine.peak_float_ops() / 1e9, 1),
+            machine.bfloat_product(): round(machine.peak_bfloat_ops() / 1e9, 1),
             machine.pair_product(): round(machine.peak_pair_ops() / 1e9, 1),
             machine.byte_product(): round(machine.peak_byte_ops() / 1e9, 1),
         }

@@ -17,6 +17,9 @@ extension = pytest.importorskip("octavo.kernels.native._native")
 
 ISAS: list[str] = extension.available_isas()
 
+BFLOAT16_PRODUCTS = {"avx512bf16", "avx512-emulated"}
+"""Sets that round what meets bfloat16 weights and KV to bfloat16."""
+
 Float32 = NDArray[np.float32]
 Line = Callable[[Backend], Forward]
 """Packs weights with a backend and returns the calls of a step."""

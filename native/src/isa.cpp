@@ -14,6 +14,7 @@ namespace portable { const KernelTable& table(); }
 namespace avx2 { const KernelTable& table(); }
 namespace avxvnni { const KernelTable& table(); }
 namespace avx512 { const KernelTable& table(); }
+namespace avx512bf16 { const KernelTable& table(); }
 namespace neon { const KernelTable& table(); }
 
 namespace {
@@ -36,6 +37,10 @@ bool has_avx2() {
          __builtin_cpu_supports("avx512vnni");
 }
 
+[[maybe_unused]] bool has_avx512bf16() {
+  return has_avx512() && __builtin_cpu_supports("avx512bf16");
+}
+
 // gcc 12's __builtin_cpu_supports does not know AVX-VNNI: CPUID leaf 7, subleaf 1, EAX bit 4.
 bool has_avxvnni() {
   unsigned eax = 7, ebx = 0, ecx = 1, edx = 0;
@@ -56,6 +61,9 @@ bool has_neon_dotprod() {
 
 std::vector<Choice> choices() {
   return {
+#if defined(OCTAVO_WITH_AVX512BF16)
+      {"avx512bf16", avx512bf16::table, has_avx512bf16()},
+#endif
 #if defined(OCTAVO_WITH_AVX512) && !defined(OCTAVO_EMULATE_AVX512)
       {"avx512", avx512::table, has_avx512()},
 #endif

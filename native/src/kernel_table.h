@@ -159,6 +159,7 @@ struct LogitsRange {
 struct KernelTable {
   const char* name;
   int lanes;            // floats in a vector
+  bool bfloat_products; // rows that meet bfloat16 weights are prepared by `quantise`, too
 
   // Packing. `pack` fills panels [first, last) of `weight.data`, which the caller allocated.
   int64_t (*panel_bytes)(Format, int64_t inputs);
@@ -202,18 +203,21 @@ struct KernelTable {
   const char* byte_product;  // and 8-bit ones
   int64_t (*spin_pairs)(int64_t rounds, float* sink);
   int64_t (*spin_bytes)(int64_t rounds, float* sink);
+  const char* bfloat_product;  // and those that meet bfloat16 weights
   int64_t (*spin_float)(int64_t rounds, float* sink);
+  int64_t (*spin_bfloats)(int64_t rounds, float* sink);
   void (*read_stream)(const uint8_t* data, int64_t bytes, float* sink);
 };
 
-// Bytes of one row of activations as a quantised format takes it, padded to whole groups.
+// Bytes of one row of activations as `quantise` prepares it, padded to whole groups.
+//   kBF16: bfloat16 values, and nothing more.
 //   kI8Channel: int8 values; a float scale per group; a float, where the row's sums start.
 //   others: int16 values; if the weights are nibbles, the sum of each group, in float; the row's
 //   scale, in float.
 inline int64_t quantised_row_bytes(Format format, int64_t inputs) {
   const int64_t groups = (inputs + kGroup - 1) / kGroup;
   const bool bytes = format == Format::kI8Channel;
-  const int64_t floats = (bytes || has_nibbles(format) ? groups : 0) + 1;
+  const int64_t floats = format == Format::kBF16 ? 0 : (bytes || has_nibbles(format) ? groups : 0) + 1;
   return (groups * kGroup * (bytes ? 1 : 2) + floats * 4 + 15) / 16 * 16;
 }
 

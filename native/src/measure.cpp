@@ -70,6 +70,10 @@ double measure_peak_bytes(Pool& pool, const KernelTable& kernels) {
   return measure_peak(pool, kernels.spin_bytes);
 }
 
+double measure_peak_bfloats(Pool& pool, const KernelTable& kernels) {
+  return measure_peak(pool, kernels.spin_bfloats);
+}
+
 double measure_peak_float(Pool& pool, const KernelTable& kernels) {
   return measure_peak(pool, kernels.spin_float);
 }

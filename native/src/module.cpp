@@ -331,6 +331,9 @@ void bind_backend(nb::module_& m) {
       .def("byte_product", [](Backend& b) { return std::string(b.kernels().byte_product); })
       .def("peak_pair_ops", [](Backend& b) { return measure_peak_pairs(b.pool(), b.kernels()); })
       .def("peak_byte_ops", [](Backend& b) { return measure_peak_bytes(b.pool(), b.kernels()); })
+      .def("bfloat_product", [](Backend& b) { return std::string(b.kernels().bfloat_product); })
+      .def("peak_bfloat_ops",
+           [](Backend& b) { return measure_peak_bfloats(b.pool(), b.kernels()); })
       .def("peak_float_ops", [](Backend& b) { return measure_peak_float(b.pool(), b.kernels()); });
 }
 

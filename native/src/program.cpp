@@ -78,15 +78,19 @@ int64_t Program::num_rows(Rows rows) const {
   return rows == Rows::kTokens ? batch_->tokens : batch_->logits;
 }
 
-// Float weights without a norm read the input where it is.
-bool Program::is_in_place(const Op& op) const {
-  return !is_quantised(op.weight->packed().format) && !op.norm;
+// Whether the rows that meet a weight are rounded first.
+bool Program::is_rounded(const Op& op) const {
+  const Format format = op.weight->packed().format;
+  return is_quantised(format) || (format == Format::kBF16 && kernels_.bfloat_products);
 }
+
+// What meets float values without a norm is read where it is.
+bool Program::is_in_place(const Op& op) const { return !is_rounded(op) && !op.norm; }
 
 int64_t Program::prepared_stride(const Op& op) const {
   const PackedWeight& weight = op.weight->packed();
-  return is_quantised(weight.format) ? quantised_row_bytes(weight.format, weight.inputs)
-                                     : weight.inputs * static_cast<int64_t>(sizeof(float));
+  return is_rounded(op) ? quantised_row_bytes(weight.format, weight.inputs)
+                        : weight.inputs * static_cast<int64_t>(sizeof(float));
 }
 
 void Program::check(const Batch& batch) const {
@@ -257,17 +261,17 @@ const uint8_t* Program::prepare(const Op& op, int64_t begin, int64_t end, uint8_
                                 int thread) {
   if (is_in_place(op)) return reinterpret_cast<const uint8_t*>(row(op.in, begin));
   const PackedWeight& weight = op.weight->packed();
-  const bool quantised = is_quantised(weight.format);
+  const bool rounded = is_rounded(op);
   const int64_t stride = prepared_stride(op);
   for (int64_t r = begin; r < end; ++r) {
     uint8_t* out = to + (r - begin) * stride;
     const float* x = row(op.in, r);
     if (op.norm) {
-      float* normed = quantised ? scratch_[thread].normed.data() : reinterpret_cast<float*>(out);
+      float* normed = rounded ? scratch_[thread].normed.data() : reinterpret_cast<float*>(out);
       kernels_.rms_norm(x, op.norm, op.eps, weight.inputs, normed);
       x = normed;
     }
-    if (quantised) kernels_.quantise(weight.format, x, weight.inputs, out);
+    if (rounded) kernels_.quantise(weight.format, x, weight.inputs, out);
   }
   return to;
 }

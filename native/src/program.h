@@ -105,6 +105,7 @@ class Program {
   float* row(int buffer, int64_t index) const;
   int64_t num_rows(Rows rows) const;
   int64_t prepared_stride(const Op& op) const;
+  bool is_rounded(const Op& op) const;
   bool is_in_place(const Op& op) const;
 
   const KernelTable& kernels_;

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from octavo.kernels.numpy_backend import NumpyBackend
 from octavo.kernels.ops import Backend
-from support_attention import TOLERANCE, Shape, attention_line
+from support_attention import Shape, attention_line, tolerance
 from support_models import PagedDriver
 from support_native import ISAS, Float32, backend_of, make_batch, native
 
@@ -182,9 +182,9 @@ def test_shared_prefixes_change_nothing_but_the_time(
         names = shared_tree(paged, np.random.default_rng(seed))
         results.append(np.concatenate(paged.step(*[(name, 1) for name in names])))
     wanted, shared, exact, apart = results
-    np.testing.assert_allclose(shared, wanted, rtol=0, atol=TOLERANCE[dtype])
+    np.testing.assert_allclose(shared, wanted, rtol=0, atol=tolerance(isa, dtype))
     np.testing.assert_array_equal(exact, apart)
-    np.testing.assert_allclose(exact, wanted, rtol=0, atol=TOLERANCE[dtype])
+    np.testing.assert_allclose(exact, wanted, rtol=0, atol=tolerance(isa, dtype))
 
 
 def test_forks_of_a_long_prompt_read_it_once() -> None:

@@ -9,7 +9,7 @@ from octavo.kernels.dequantize import to_float32
 from octavo.kernels.ops import Backend, Forward, Ops
 from octavo.kernels.weights import Encoding, WeightTensor
 from support_models import f32_tensor
-from support_native import ISAS, backend_of, make_batch, run_line
+from support_native import BFLOAT16_PRODUCTS, ISAS, backend_of, make_batch, run_line
 
 pytestmark = pytest.mark.parametrize("isa", ISAS)
 Float32 = NDArray[np.float32]
@@ -99,9 +99,16 @@ def quantised_rows(x: Float32, precision: str) -> NDArray[np.float64]:
     return (np.rint(steps) * scale).reshape(len(x), -1)[:, :columns]
 
 
+def bfloat16_rows(x: Float32) -> NDArray[np.float64]:
+    """The nearest bfloat16 of each value, the even one of two."""
+    bits = x.view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
+    return rounded.view(np.float32).astype(np.float64)
+
+
 def product(isa: str, x: Float32, tensor: WeightTensor, precision: str, rows: int) -> None:
     """Check ``rows`` rows out of ``x`` times a matrix, against exactly what is held: weights as
-    packed, activations as int16 per row (w8a8: int8 per 32) or as they are."""
+    packed, activations as int16 per row (w8a8: int8 per 32), as bfloat16 or as they are."""
 
     def line(backend: Backend) -> Forward:
         plain = backend_of(isa, "float32")
@@ -115,8 +122,12 @@ def product(isa: str, x: Float32, tensor: WeightTensor, precision: str, rows: in
     held_by = linear_as_held if precision == "int4" else decoded_by
     held = held_by(isa, tensor, precision).astype(np.float64)
     taken = x[batch.token_ids]
-    is_float = precision in ("float32", "bfloat16")
-    seen = taken.astype(np.float64) if is_float else quantised_rows(taken, precision)
+    if precision == "bfloat16" and isa in BFLOAT16_PRODUCTS:
+        seen = bfloat16_rows(taken)
+    elif precision in ("float32", "bfloat16"):
+        seen = taken.astype(np.float64)
+    else:
+        seen = quantised_rows(taken, precision)
     wanted = seen @ held.T
     # A value half way between two steps may be rounded either way.
     most = 2e-4 if precision == "w8a8" else 4e-5

@@ -27,10 +27,12 @@ struct QuerySet {
   int64_t dim;
   int64_t even_dim;       // rows of a transposed query tile
   int64_t padded_dim;     // floats of a sum
-  float* queries;         // tiles of up to kQueryTile vectors, [even_dim][vectors of the tile]
+  float* queries;         // tiles of up to kQueryTile vectors, [even_dim][vectors of the tile];
+                          // where products of bfloat16 are, bfloat16 in [vectors][padded_dim]
   float* sums;            // [vectors][padded_dim]
   float* maxima;          // [vectors]
   float* weights;         // [vectors]: sum of exponentials
+  float* lane_weights;    // products of bfloat16 only: the same before lanes are added, [vectors][kLanes]
   float* joined_sums;     // the same of all segments before this one
   float* joined_maxima;
   float* joined_weights;
@@ -50,6 +52,11 @@ OCTAVO_INLINE Span visible(const AttendArgs& args, const AttentionShape& shape, 
   return {larger(args.first_token, oldest), smaller(args.last_token, position + 1)};
 }
 
+// Whether this set multiplies keys and values of a type as they are, in pairs of bfloat16.
+template <KVType type>
+constexpr bool kPaired = kBfloatProducts && type == KVType::kBF16;
+
+template <KVType type>
 static QuerySet make_query_set(const AttentionShape& shape, const AttendArgs& args) {
   QuerySet set;
   set.heads = shape.heads / shape.kv_heads;
@@ -62,11 +69,22 @@ static QuerySet make_query_set(const AttentionShape& shape, const AttendArgs& ar
   set.scores = take(kQueryTile * kScoreTokens);
   set.sums = take(set.vectors * set.padded_dim);
   set.joined_sums = take(set.vectors * set.padded_dim);
-  set.queries = take(set.vectors * set.even_dim);
+  set.queries = take(set.vectors * larger(set.even_dim, set.padded_dim / 2));
   set.maxima = take(set.vectors);
   set.weights = take(set.vectors);
   set.joined_maxima = take(set.vectors);
   set.joined_weights = take(set.vectors);
+  if constexpr (kPaired<type>) {
+    set.lane_weights = take(set.vectors * kLanes);
+    for (int64_t v = 0; v < set.vectors; ++v) {
+      const int64_t row = v / set.heads, head = v % set.heads;
+      const float* q = args.q + batch_row(args, row) * args.q_stride + head * shape.dim;
+      uint8_t* to = reinterpret_cast<uint8_t*>(set.queries) + v * set.padded_dim * 2;
+      for (int64_t d = 0; d < set.dim; d += kLanes)
+        store_halves(to + 2 * d, bfloats_of(load_upto(q, d, set.dim) * shape.scale));
+    }
+    return set;
+  }
   for (int64_t first = 0; first < set.vectors; first += kQueryTile) {
     const int64_t size = smaller(kQueryTile, set.vectors - first);
     float* tile = set.queries + first * set.even_dim;
@@ -80,7 +98,10 @@ static QuerySet make_query_set(const AttentionShape& shape, const AttendArgs& ar
   return set;
 }
 
+template <KVType type>
 static void start_segment(const QuerySet& set) {
+  if constexpr (kPaired<type>)
+    __builtin_memset(set.lane_weights, 0, set.vectors * kLanes * sizeof(float));
   for (int64_t i = 0; i < set.vectors * set.padded_dim; ++i) set.sums[i] = 0.0f;
   for (int64_t v = 0; v < set.vectors; ++v) {
     set.maxima[v] = -__builtin_inff();
@@ -239,11 +260,11 @@ OCTAVO_INLINE F weight_of(F x) {
   return as_float(as_int(p) & ~(x < splat(-87.3f)));
 }
 
-// Turns one vector's scores into weights of the values as they are stored; returns the factor for
-// what was summed before.
+// Caps one vector's scores and makes those that it does not see minus infinity; returns the largest
+// of each lane.
 template <KVType type>
-OCTAVO_INLINE float soften(const AttentionShape& shape, const Unit* units, int count, Span span,
-                           float* scores, float* maximum, float* weight) {
+OCTAVO_INLINE F mask_scores(const AttentionShape& shape, const Unit* units, int count, Span span,
+                            float* scores) {
   F most = splat(-__builtin_inff());
   for (int u = 0; u < count; ++u) {
     F score = load(scores + u * kLanes);
@@ -260,6 +281,15 @@ OCTAVO_INLINE float soften(const AttentionShape& shape, const Unit* units, int c
     most = larger(score, most);
     store(scores + u * kLanes, score);
   }
+  return most;
+}
+
+// Turns one vector's scores into weights of the values as they are stored; returns the factor for
+// what was summed before.
+template <KVType type>
+OCTAVO_INLINE float soften(const AttentionShape& shape, const Unit* units, int count, Span span,
+                           float* scores, float* maximum, float* weight) {
+  const F most = mask_scores<type>(shape, units, count, span, scores);
   const float before = *maximum;
   const float now = max_of(most) > before ? max_of(most) : before;
   *maximum = now;
@@ -310,6 +340,126 @@ OCTAVO_INLINE void value_tile(const Unit* units, int count, const float* scores,
     for (int n = 0; n < N; ++n) store(sums + m * padded + d + n * kLanes, sum[m][n]);
 }
 
+// The same three steps for pairs of bfloat16, which are multiplied as they are stored.
+
+// Scores of M query vectors, in rows of `row_bytes`.
+template <int M>
+OCTAVO_INLINE void score_pairs(const KVLayer& kv, const uint8_t* queries, int64_t row_bytes,
+                               const Unit* units, int count, float* scores) {
+  constexpr int N = vectors_for(M);
+  const int64_t stride = kv.padded_slots * 4, bytes = (kv.dim + 1) / 2 * stride;
+  for (int u = 0; u < count; u += N) {
+    const uint8_t *keys[N], *next[N];  // as in `score_tile`
+    for (int n = 0; n < N; ++n) {
+      keys[n] = units[u + n < count ? u + n : count - 1].keys;
+      next[n] = units[u + n + N < count ? u + n + N : count - 1].keys;
+    }
+    F sum[M][N] = {};
+    TileRows<M> rows(queries, row_bytes);
+    for (int64_t at = 0; at < bytes; at += stride) {
+      P words[N];
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) {
+        words[n] = load_pairs(keys[n] + at);
+        __builtin_prefetch(next[n] + at);
+      }
+      repeat<M>(OCTAVO_BODY(m) {
+        const P x = splat_pair<m.value % 3, 0>(rows.base[m.value / 3], rows.stride);
+        repeat<N>(OCTAVO_BODY(n) {
+          F& to = sum[m.value][n.value];
+          to = dot_pairs(to, words[n.value], x);
+        });
+      });
+      rows.advance(4);
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n)
+        store(scores + m * kScoreTokens + (u + n < count ? u + n : count - 1) * kLanes, sum[m][n]);
+  }
+}
+
+// Weights in bfloat16, whose sum is that of the rounded ones. The reference follows the maximum only
+// when that runs ahead of it by so much that sums could get large: most chunks rescale nothing.
+OCTAVO_INLINE float soften_pairs(const AttentionShape& shape, const Unit* units, int count,
+                                 Span span, float* scores, float* maximum, float* lane_weights) {
+  constexpr float kAhead = 8.0f, kLog2E = 1.44269504f;
+  const F most = mask_scores<KVType::kBF16>(shape, units, count, span, scores);
+  float factor = 1.0f;
+  if (any_above(most, *maximum + kAhead)) {
+    const float now = max_of(most);
+    factor = exp_of(splat(*maximum - now))[0];
+    *maximum = now;
+  }
+  const float reference = *maximum > -__builtin_inff() ? *maximum : 0.0f;
+  const F offset = splat(-reference * kLog2E);
+  const P ones = reinterpret_cast<P>(splat_int(0x3f803f80));
+  F total = load(lane_weights) * factor;
+  for (int u = 0; u < count; ++u) {
+    const F p = rough_power_of_2(load(scores + u * kLanes) * kLog2E + offset);
+    const Halves rounded = bfloats_of(p);
+    store_halves(reinterpret_cast<uint8_t*>(scores) + u * 2 * kLanes, rounded);
+    total = dot_pairs(total, with_zeros(rounded), ones);
+  }
+  store(lane_weights, total);
+  return factor;
+}
+
+// sums[m][d .. d + N vectors) = sums * factor + weights * values.
+template <int M, int N>
+OCTAVO_INLINE void value_pairs(const Unit* units, int count, const float* scores,
+                               const float* factors, int64_t dim, int64_t d, int64_t padded,
+                               float* sums) {
+  F sum[M][N];
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) sum[m][n] = load(sums + m * padded + d + n * kLanes) * factors[m];
+  const auto add = [&](const P (&words)[N], const uint8_t* p) __attribute__((always_inline)) {
+    repeat<M>(OCTAVO_BODY(m) {
+      const P x = splat_pair<0, m.value * kScoreTokens * 4>(p, 0);
+      repeat<N>(OCTAVO_BODY(n) {
+        F& to = sum[m.value][n.value];
+        to = dot_pairs(to, words[n.value], x);
+      });
+    });
+  };
+  for (int u = 0; u < count; ++u) {
+    const uint8_t* values = units[u].values + d * 4;
+    const int64_t ahead = units[u + 1 < count ? u + 1 : u].values - units[u].values;
+    const uint8_t* p = reinterpret_cast<const uint8_t*>(scores) + u * 2 * kLanes;
+    P words[N];
+    for (int64_t left = units[u].count / 2; left > 0; --left, values += dim * 4, p += 4) {
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) {
+        words[n] = load_pairs(values + n * OCTAVO_BYTES);
+        __builtin_prefetch(values + n * OCTAVO_BYTES + ahead);
+      }
+      add(words, p);
+    }
+    if (units[u].count % 2 == 0) continue;
+    // The slot after the last token may hold another sequence's NaN: a weight of 0 would not do.
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n)
+      words[n] = reinterpret_cast<P>(load_u32(values + n * OCTAVO_BYTES) & 0xffffu);
+    add(words, p);
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) store(sums + m * padded + d + n * kLanes, sum[m][n]);
+}
+
+template <KVType type, int M, int N>
+OCTAVO_INLINE void add_values(const Unit* units, int count, const QuerySet& set,
+                              const float* factors, int64_t d, float* sums) {
+  if constexpr (kPaired<type>)
+    value_pairs<M, N>(units, count, set.scores, factors, set.dim, d, set.padded_dim, sums);
+  else
+    value_tile<type, M, N>(units, count, set.scores, factors, set.dim, d, set.padded_dim, sums);
+}
+
 template <KVType type, int M>
 static __attribute__((noinline)) void attend_tile(const KVLayer& kv, const AttentionShape& shape,
                                                   const AttendArgs& args, const QuerySet& set,
@@ -327,18 +477,27 @@ static __attribute__((noinline)) void attend_tile(const KVLayer& kv, const Atten
   units += skipped;
   count -= skipped;
   if (count == 0) return;
-  score_tile<type, M>(kv, set.queries + first * set.even_dim, units, count, set.scores);
   float factors[M];
-  for (int m = 0; m < M; ++m)
-    factors[m] = soften<type>(shape, units, count, spans[m], set.scores + m * kScoreTokens,
-                              set.maxima + first + m, set.weights + first + m);
+  if constexpr (kPaired<type>) {
+    const int64_t row_bytes = set.padded_dim * 2;
+    score_pairs<M>(kv, reinterpret_cast<const uint8_t*>(set.queries) + first * row_bytes,
+                   row_bytes, units, count, set.scores);
+    for (int m = 0; m < M; ++m)
+      factors[m] = soften_pairs(shape, units, count, spans[m], set.scores + m * kScoreTokens,
+                                set.maxima + first + m, set.lane_weights + (first + m) * kLanes);
+  } else {
+    score_tile<type, M>(kv, set.queries + first * set.even_dim, units, count, set.scores);
+    for (int m = 0; m < M; ++m)
+      factors[m] = soften<type>(shape, units, count, spans[m], set.scores + m * kScoreTokens,
+                                set.maxima + first + m, set.weights + first + m);
+  }
   constexpr int N = vectors_for(M);
   float* sums = set.sums + first * set.padded_dim;
   int64_t d = 0;
   for (; d + N * kLanes <= set.padded_dim; d += N * kLanes)
-    value_tile<type, M, N>(units, count, set.scores, factors, set.dim, d, set.padded_dim, sums);
+    add_values<type, M, N>(units, count, set, factors, d, sums);
   for (; d < set.padded_dim; d += kLanes)
-    value_tile<type, M, 1>(units, count, set.scores, factors, set.dim, d, set.padded_dim, sums);
+    add_values<type, M, 1>(units, count, set, factors, d, sums);
 }
 
 template <KVType type, int M>
@@ -396,7 +555,7 @@ static void join_segment(QuerySet& set, int64_t segment) {
 
 template <KVType type>
 static void attend_with(const KVLayer& kv, const AttentionShape& shape, const AttendArgs& args) {
-  QuerySet set = make_query_set(shape, args);
+  QuerySet set = make_query_set<type>(shape, args);
   Unit units[kUnits];
   int64_t segment = 0;
   for (int64_t token = args.first_token; token < args.last_token; ++segment) {
@@ -405,13 +564,16 @@ static void attend_with(const KVLayer& kv, const AttentionShape& shape, const At
       const int64_t next = (unit_of(kv, token) / args.segment_units + 1) * args.segment_units;
       end = smaller(end, token_of(kv, next));
     }
-    start_segment(set);
+    start_segment<type>(set);
     while (token < end) {
       const int count = list_units<type>(kv, args, token, end, units);
       for (int64_t first = 0; first < set.vectors; first += kQueryTile)
         attend_tile_of<type, kQueryTile>(smaller(kQueryTile, set.vectors - first), kv, shape, args,
                                          set, first, units, count);
     }
+    if constexpr (kPaired<type>)
+      for (int64_t v = 0; v < set.vectors; ++v)
+        set.weights[v] = sum_of(load(set.lane_weights + v * kLanes));
     if (args.partial)
       save_segment(args, set, segment);
     else

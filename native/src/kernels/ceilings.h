@@ -2,21 +2,21 @@
 
 // 12 independent sums, of 6 rows and 2 vectors of weights as in a tile. `dot(sum, first, second, x)`
 // is a row's share, of as many products as bytes or pairs fit a vector; returns operations done.
-template <typename V, typename Dot>
+template <typename V, typename Sum, typename Dot>
 OCTAVO_INLINE int64_t spin_product(int64_t rounds, float* sink, Dot dot) {
   constexpr int kRows = 6;
   int32_t x[kRows] = {1, 2, 3, 4, 5, 6}, weights[2] = {7, 8};
   __asm__ volatile("" : "+m"(weights));  // unknown to the compiler, which would fold products
   const V first = reinterpret_cast<V>(splat_int(weights[0]));
   const V second = reinterpret_cast<V>(splat_int(weights[1]));
-  I sum[kRows][2] = {};
+  Sum sum[kRows][2] = {};
   for (int64_t i = 0; i < rounds; ++i) {
     __asm__ volatile("" : "+m"(x));
 #pragma GCC unroll 6
     for (int m = 0; m < kRows; ++m)
       dot(sum[m], first, second, reinterpret_cast<const uint8_t*>(x + m));
   }
-  I total = I{};
+  Sum total = {};
 #pragma GCC unroll 6
   for (int m = 0; m < kRows; ++m) total += sum[m][0] + sum[m][1];
   sink[0] = static_cast<float>(total[0]);
@@ -24,13 +24,13 @@ OCTAVO_INLINE int64_t spin_product(int64_t rounds, float* sink, Dot dot) {
 }
 
 static int64_t spin_pairs(int64_t rounds, float* sink) {
-  return spin_product<P>(rounds, sink, [](I (&sum)[2], P first, P second, const uint8_t* x) {
+  return spin_product<P, I>(rounds, sink, [](I (&sum)[2], P first, P second, const uint8_t* x) {
     dot_pairs(sum, first, second, splat_pair<0, 0>(x, 0));
   });
 }
 
 static int64_t spin_bytes(int64_t rounds, float* sink) {
-  return spin_product<B>(rounds, sink, [](I (&sum)[2], B first, B second, const uint8_t* x) {
+  return spin_product<B, I>(rounds, sink, [](I (&sum)[2], B first, B second, const uint8_t* x) {
     const B row = splat_quad(x);
     sum[0] = dot_bytes(sum[0], first, row);
     sum[1] = dot_bytes(sum[1], second, row);
@@ -53,6 +53,13 @@ static int64_t spin_float(int64_t rounds, float* sink) {
   for (int c = 0; c < kChains; ++c) total += sum[c];
   sink[0] = sum_of(total);
   return rounds * kChains * kLanes * 2;
+}
+
+static int64_t spin_bfloats(int64_t rounds, float* sink) {
+  if constexpr (!kBfloatProducts) return spin_float(rounds, sink);
+  return spin_product<P, F>(rounds, sink, [](F (&sum)[2], P first, P second, const uint8_t* x) {
+    dot_pairs(sum, first, second, splat_pair<0, 0>(x, 0));
+  });
 }
 
 // Reads `bytes` (a multiple of 1024) once, in one ascending stream.

@@ -6,7 +6,9 @@
 
 template <Format format, bool wide, int M>
 OCTAVO_INLINE void tile_sums(const PackedWeight& weight, const TileArgs& args, float* sums) {
-  if constexpr (!is_quantised(format))
+  if constexpr (format == Format::kBF16 && kBfloatProducts)
+    bfloat_tile<M>(weight, args, sums);
+  else if constexpr (!is_quantised(format))
     float_tile<format, M>(weight, args, sums);
   else if constexpr (format == Format::kI8Channel)
     byte_tile<M>(weight, args, sums);
@@ -95,7 +97,10 @@ static void gemm_of(const PackedWeight& weight, const GemmArgs& args) {
 static void gemm(const PackedWeight& weight, const GemmArgs& args) {
   switch (weight.format) {
     case Format::kF32: return gemm_of<Format::kF32, false, kFloatRows>(weight, args);
-    case Format::kBF16: return gemm_of<Format::kBF16, false, kFloatRows>(weight, args);
+    case Format::kBF16: {
+      constexpr int kRows = kBfloatProducts ? kPairRows : kFloatRows;
+      return gemm_of<Format::kBF16, false, kRows>(weight, args);
+    }
     case Format::kI8Channel: return gemm_of<Format::kI8Channel, false, kByteRows>(weight, args);
     case Format::kI8Group: return gemm_of<Format::kI8Group, false, kPairRows>(weight, args);
     case Format::kU4Group: return gemm_of<Format::kU4Group, false, kPairRows>(weight, args);

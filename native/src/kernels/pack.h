@@ -4,7 +4,8 @@
 // [inputs / 4][output][4] as uint8 with an offset of 128 (kI8Channel), or nibbles in
 // [inputs / 8][output][2] as uint16: pair p of the eight inputs lies p nibbles up in the two; then
 // float16 scales (and minima) of all outputs. Float panels are [input][output];
-// bfloat16 pairs output c with output c + lanes, so that a shift and a mask make two vectors.
+// bfloat16 pairs output c with output c + lanes, so that a shift and a mask make two vectors, or where
+// its products have an instruction lies as [inputs / 2][output][2], in whole groups.
 
 // Where output row `row` of the stacked parts lies; null past the end.
 static const uint8_t* source_row(const PackSource& source, int64_t row, Encoding* encoding) {
@@ -172,14 +173,19 @@ static bool same_layout(Format format, Encoding encoding) {
          (format == Format::kU4GroupMin && encoding == Encoding::kQ4_1);
 }
 
+// Where the bfloat16 of input `k` lies in a panel.
+OCTAVO_INLINE int64_t bfloat_byte(int64_t k, int column) {
+  if constexpr (kBfloatProducts) return (k / 2 * kPanel + column) * 4 + k % 2 * 2;
+  return (k * kLanes + column % kLanes) * 4 + column / kLanes * 2;
+}
+
 static void pack_float(const float* row, const PackedWeight& weight, uint8_t* panel, int column) {
   for (int64_t k = 0; k < weight.inputs; ++k) {
     if (weight.format == Format::kF32) {
       __builtin_memcpy(panel + (k * kPanel + column) * 4, row + k, 4);
     } else {
       const uint16_t bits = float_to_bfloat16(row[k]);
-      uint8_t* pair = panel + (k * kLanes + column % kLanes) * 4;
-      __builtin_memcpy(pair + (column >= kLanes ? 2 : 0), &bits, 2);
+      __builtin_memcpy(panel + bfloat_byte(k, column), &bits, 2);
     }
   }
 }
@@ -269,8 +275,7 @@ static void unpack_row(const PackedWeight& weight, int64_t row, float scale, flo
       __builtin_memcpy(&value, panel + (k * kPanel + column) * 4, 4);
     } else {
       uint32_t bits = 0;
-      const uint8_t* pair = panel + (k * kLanes + column % kLanes) * 4;
-      __builtin_memcpy(reinterpret_cast<uint8_t*>(&bits) + 2, pair + (column >= kLanes ? 2 : 0), 2);
+      __builtin_memcpy(reinterpret_cast<uint8_t*>(&bits) + 2, panel + bfloat_byte(k, column), 2);
       __builtin_memcpy(&value, &bits, 4);
     }
     out[k] = value * scale;

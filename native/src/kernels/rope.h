@@ -46,10 +46,12 @@ OCTAVO_INLINE void store_key(const KVLayer& kv, uint8_t* to, int64_t offset, con
     return;
   }
   auto* pairs = reinterpret_cast<uint32_t*>(to) + offset;
-  for (int64_t d = 0; d < kv.dim; d += 2) {
-    const uint32_t low = float_to_bfloat16(key[d]);
-    const uint32_t high = d + 1 < kv.dim ? float_to_bfloat16(key[d + 1]) : 0;
-    pairs[d / 2 * kv.padded_slots] = low | high << 16;
+  for (int64_t first = 0; first < kv.dim; first += kLanes) {
+    uint32_t rounded[kLanes / 2];
+    store_halves(reinterpret_cast<uint8_t*>(rounded), bfloats_of(load_upto(key, first, kv.dim)));
+    const int64_t count = smaller(kLanes, kv.dim - first);
+    for (int64_t d = 0; d < count; d += 2)
+      pairs[(first + d) / 2 * kv.padded_slots] = rounded[d / 2];
   }
 }
 
@@ -65,7 +67,12 @@ OCTAVO_INLINE void store_value(const KVLayer& kv, uint8_t* to, int64_t offset,
     return;
   }
   auto* halves = reinterpret_cast<uint16_t*>(to) + offset / 2 * kv.dim * 2 + offset % 2;
-  for (int64_t d = 0; d < kv.dim; ++d) halves[2 * d] = float_to_bfloat16(value[d]);
+  for (int64_t first = 0; first < kv.dim; first += kLanes) {
+    uint16_t rounded[kLanes];
+    store_halves(reinterpret_cast<uint8_t*>(rounded), bfloats_of(load_upto(value, first, kv.dim)));
+    const int64_t count = smaller(kLanes, kv.dim - first);
+    for (int64_t d = 0; d < count; ++d) halves[2 * (first + d)] = rounded[d];
+  }
 }
 
 static void rope_and_store(const KVLayer& kv, const AttentionShape& shape, const RopeArgs& args) {

@@ -115,7 +115,14 @@ static void quantise_pairs(Format format, const float* x, int64_t inputs, uint8_
   floats[has_nibbles(format) ? groups : 0] = scale.scale;
 }
 
+static void round_to_bfloats(const float* x, int64_t inputs, uint8_t* out) {
+  const int64_t padded = (inputs + kGroup - 1) / kGroup * kGroup;
+  for (int64_t i = 0; i < padded; i += kLanes)
+    store_halves(out + 2 * i, bfloats_of(load_upto(x, i, inputs)));
+}
+
 static void quantise(Format format, const float* x, int64_t inputs, uint8_t* out) {
+  if (format == Format::kBF16) return round_to_bfloats(x, inputs, out);
   if (format == Format::kI8Channel) return quantise_bytes(x, inputs, out);
   quantise_pairs(format, x, inputs, out);
 }

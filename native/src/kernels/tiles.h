@@ -16,7 +16,7 @@ constexpr int64_t group_bytes(Format format) {
 static int64_t panel_bytes(Format format, int64_t inputs) {
   const int64_t groups = (inputs + kGroup - 1) / kGroup;
   if (format == Format::kF32) return inputs * kPanel * 4;
-  if (format == Format::kBF16) return inputs * kPanel * 2;
+  if (format == Format::kBF16) return (kBfloatProducts ? groups * kGroup : inputs) * kPanel * 2;
   return groups * group_bytes(format) + (format == Format::kI8Channel ? kPanel * 4 : 0);
 }
 
@@ -74,8 +74,8 @@ struct TileRows {
 };
 
 // Two inputs of a lane, which lie `kAt` bytes on in the rows, times the same two of each row.
-template <int kAt, int M>
-OCTAVO_INLINE void dot_rows(P first, P second, const TileRows<M>& rows, I (&sum)[M][2]) {
+template <int kAt, typename V, int M>
+OCTAVO_INLINE void dot_rows(P first, P second, const TileRows<M>& rows, V (&sum)[M][2]) {
   repeat<M>(OCTAVO_BODY(m) {
     const P x = splat_pair<m.value % 3, kAt>(rows.base[m.value / 3], rows.stride);
     dot_pairs(sum[m.value], first, second, x);
@@ -257,4 +257,24 @@ OCTAVO_INLINE void float_tile(const PackedWeight& weight, const TileArgs& args, 
     }
   }
   store_sums<M>(out, sums);
+}
+
+// ---- bfloat16 activations, where the set has products of them
+
+template <int M>
+OCTAVO_INLINE void bfloat_tile(const PackedWeight& weight, const TileArgs& args, float* sums) {
+  const uint8_t* panel = args.panel;
+  const uint8_t* ahead = args.ahead;
+  TileRows<M> rows(args.x, args.stride);
+  F sum[M][2] = {};
+  for (int64_t first = 0; first < weight.inputs; first += kGroup) {
+    ahead = prefetch(ahead, args.lines);
+    repeat<kGroup / 2>(OCTAVO_BODY(pair) {
+      const uint8_t* from = panel + pair.value * 2 * OCTAVO_BYTES;
+      dot_rows<pair.value * 4>(load_pairs(from), load_pairs(from + OCTAVO_BYTES), rows, sum);
+    });
+    rows.advance(kGroup * 2);
+    panel += kGroup * kPanel * 2;
+  }
+  store_sums<M>(sum, sums);
 }

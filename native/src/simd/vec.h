@@ -14,11 +14,13 @@ typedef int32_t I __attribute__((vector_size(OCTAVO_BYTES)));
 typedef uint32_t U __attribute__((vector_size(OCTAVO_BYTES)));
 typedef uint8_t B __attribute__((vector_size(OCTAVO_BYTES)));
 typedef uint16_t P __attribute__((vector_size(OCTAVO_BYTES)));  // pairs in 32-bit lanes
+typedef uint16_t Halves __attribute__((vector_size(OCTAVO_BYTES / 2)));
 
 typedef F FUnaligned __attribute__((aligned(1), may_alias));
 typedef I IUnaligned __attribute__((aligned(1), may_alias));
 typedef U UUnaligned __attribute__((aligned(1), may_alias));
 typedef B BUnaligned __attribute__((aligned(1), may_alias));
+typedef Halves HalvesUnaligned __attribute__((aligned(1), may_alias));
 
 OCTAVO_INLINE F load(const float* from) { return *reinterpret_cast<const FUnaligned*>(from); }
 OCTAVO_INLINE U load_u32(const void* from) { return *reinterpret_cast<const UUnaligned*>(from); }
@@ -48,6 +50,7 @@ OCTAVO_INLINE void store(float* to, F value) { *reinterpret_cast<FUnaligned*>(to
 OCTAVO_INLINE void store_bytes(uint8_t* to, B value) {
   *reinterpret_cast<BUnaligned*>(to) = value;
 }
+OCTAVO_INLINE void store_halves(uint8_t* to, Halves value) { *reinterpret_cast<HalvesUnaligned*>(to) = value; }
 
 OCTAVO_INLINE F splat(float value) { return value - F{}; }
 OCTAVO_INLINE I splat_int(int32_t value) { return value - I{}; }
@@ -122,9 +125,7 @@ OCTAVO_INLINE void dot_pairs_by_shifts(I (&sum)[2], P first, P second, P x) {
   sum[1] += (b << 16 >> 16) * low + (b >> 16) * high;
 }
 OCTAVO_INLINE F load_half_by_shifts(const uint16_t* from) {
-  typedef uint16_t H __attribute__((vector_size(OCTAVO_BYTES / 2)));
-  typedef H HUnaligned __attribute__((aligned(1), may_alias));
-  const U bits = __builtin_convertvector(*reinterpret_cast<const HUnaligned*>(from), U);
+  const U bits = __builtin_convertvector(*reinterpret_cast<const HalvesUnaligned*>(from), U);
   // The same exponent trick as half_to_float, for finite values.
   const F magnitude = reinterpret_cast<F>((bits & 0x7fffu) << 13) * 0x1p112f;
   return reinterpret_cast<F>(reinterpret_cast<U>(magnitude) | (bits & 0x8000u) << 16);
@@ -311,6 +312,70 @@ OCTAVO_INLINE F exp_of(F x) {
   p = p * (r * r) + r + 1.0f;
   return scale_by_power(p, turns);
 }
+
+// bfloat16, and products of its pairs added to each float lane: for both vectors of a panel, or one.
+// A set that has the instruction for them (`kBfloatProducts`) rounds what meets bfloat16 weights and
+// KV to bfloat16; the others widen those, and the products here are for the emulated set alone.
+#if defined(__AVX512BF16__)
+constexpr bool kBfloatProducts = true;
+constexpr const char* kBfloatProduct = "vdpbf16ps";
+OCTAVO_INLINE Halves bfloats_of(F x) { return reinterpret_cast<Halves>(_mm512_cvtneps_pbh(x)); }
+// Assembly, as above.
+OCTAVO_INLINE void dot_pairs(F (&sum)[2], P first, P second, P x) {
+  __asm__("vdpbf16ps %2, %3, %0\n\tvdpbf16ps %2, %4, %1"
+          : "+v"(sum[0]), "+v"(sum[1])
+          : "v"(x), "v"(first), "v"(second));
+}
+OCTAVO_INLINE F dot_pairs(F sum, P values, P x) {
+  __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(values), "v"(x));
+  return sum;
+}
+OCTAVO_INLINE bool any_above(F x, float bound) {
+  return _mm512_cmp_ps_mask(x, splat(bound), _CMP_GT_OQ) != 0;
+}
+OCTAVO_INLINE P with_zeros(Halves low) {
+  return reinterpret_cast<P>(_mm512_zextsi256_si512(reinterpret_cast<__m256i>(low)));
+}
+// 2^x within 8e-5 of it, a small part of what bfloat16 rounds off: a polynomial of least relative
+// error over the fraction of x, which is 0 for infinity. Tiny or 0 for tiny results, NaN for NaN.
+OCTAVO_INLINE F rough_power_of_2(F x) {
+  const F r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);
+  F p = splat(0.07802452f);
+  p = p * r + 0.22606716f;
+  p = p * r + 0.69583354f;
+  p = p * r + 0.99992522f;
+  return _mm512_scalef_ps(p, x);  // which takes the whole number below x
+}
+#else
+#if defined(OCTAVO_EMULATED)
+constexpr bool kBfloatProducts = true;
+#else
+constexpr bool kBfloatProducts = false;
+#endif
+constexpr const char* kBfloatProduct = "float products";
+OCTAVO_INLINE Halves bfloats_of(F x) {
+  const U bits = reinterpret_cast<U>(x);
+  const U rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  return __builtin_convertvector(choose(x == x, reinterpret_cast<I>(rounded), splat_int(0x7fc0)), Halves);
+}
+OCTAVO_INLINE F dot_pairs(F sum, P values, P x) {
+  const U a = reinterpret_cast<U>(values), b = reinterpret_cast<U>(x);
+  return sum + lower_half(a) * lower_half(b) + upper_half(a) * upper_half(b);
+}
+OCTAVO_INLINE void dot_pairs(F (&sum)[2], P first, P second, P x) {
+  sum[0] = dot_pairs(sum[0], first, x);
+  sum[1] = dot_pairs(sum[1], second, x);
+}
+OCTAVO_INLINE bool any_above(F x, float bound) { return max_of(x) > bound; }
+OCTAVO_INLINE P with_zeros(Halves low) {
+  P pairs = {};
+  __builtin_memcpy(&pairs, &low, sizeof low);
+  return pairs;
+}
+OCTAVO_INLINE F rough_power_of_2(F x) {
+  return as_float(as_int(exp_of(x * 0.693147181f)) & ~(x < splat(-125.0f)));
+}
+#endif
 
 OCTAVO_INLINE F tanh_of(F x) {
   // The minimum returns its second operand for NaN, so NaN passes through.
