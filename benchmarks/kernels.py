@@ -4,9 +4,10 @@
     python benchmarks/kernels.py --ceilings    # the machine alone, as JSON, for other benchmarks
 
 Prints barrier time, read bandwidth and the peak of the instructions that multiply (16-bit pairs,
-bytes, floats or bfloat16, as the precision and the instruction set have it), then each step as tokens per second, as
-share of the read bandwidth (bytes of weights and KV that a step must read) and as share of the peak
-(operations of all products), and the numpy backend beside it. Best and median of the steps run.
+bytes, floats or bfloat16, as the precision and the instruction set have it), then each step as
+tokens per second, as share of the read bandwidth (bytes of weights and KV that a step must read)
+and as share of the peak (operations of all products), and the numpy backend beside it. Best and
+median of the steps run.
 """
 
 import argparse

@@ -349,10 +349,10 @@ OCTAVO_INLINE void score_pairs(const KVLayer& kv, const uint8_t* queries, int64_
   constexpr int N = vectors_for(M);
   const int64_t stride = kv.padded_slots * 4, bytes = (kv.dim + 1) / 2 * stride;
   for (int u = 0; u < count; u += N) {
-    const uint8_t *keys[N], *next[N];  // as in `score_tile`
+    const uint8_t *keys[N], *values[N];  // as in `score_tile`, but ask for what comes after scores
     for (int n = 0; n < N; ++n) {
       keys[n] = units[u + n < count ? u + n : count - 1].keys;
-      next[n] = units[u + n + N < count ? u + n + N : count - 1].keys;
+      values[n] = units[u + n < count ? u + n : count - 1].values;
     }
     F sum[M][N] = {};
     TileRows<M> rows(queries, row_bytes);
@@ -361,7 +361,8 @@ OCTAVO_INLINE void score_pairs(const KVLayer& kv, const uint8_t* queries, int64_
 #pragma GCC unroll 4
       for (int n = 0; n < N; ++n) {
         words[n] = load_pairs(keys[n] + at);
-        __builtin_prefetch(next[n] + at);
+        __builtin_prefetch(values[n]);
+        values[n] += OCTAVO_BYTES;
       }
       repeat<M>(OCTAVO_BODY(m) {
         const P x = splat_pair<m.value % 3, 0>(rows.base[m.value / 3], rows.stride);
