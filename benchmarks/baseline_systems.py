@@ -176,9 +176,7 @@ class Choice:
         parser.add_argument("--model", default="smollm2", help="a model, or `tiny`, random, to try")
         parser.add_argument("--backend", default="auto", help="auto, native or numpy")
         parser.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32")
-        parser.add_argument(
-            "--quantization", default="auto", help="auto, none, file, int8, int4, w8a8"
-        )
+        parser.add_argument("--quantization", default="auto", help="auto, none, file, int8, int4")
         parser.add_argument("--threads", type=int, default=0, help="0: all that there are")
 
     @classmethod

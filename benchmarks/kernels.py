@@ -3,11 +3,10 @@
     python benchmarks/kernels.py [--model FILE] [--precision int8 ...] [--isa NAME] [--seconds 2]
     python benchmarks/kernels.py --ceilings    # the machine alone, as JSON, for other benchmarks
 
-Prints barrier time, read bandwidth and the peak of the instructions that multiply (16-bit pairs,
-bytes, floats or bfloat16, as the precision and the instruction set have it), then each step as
-tokens per second, as share of the read bandwidth (bytes of weights and KV that a step must read)
-and as share of the peak (operations of all products), and the numpy backend beside it. Best and
-median of the steps run.
+Prints barrier time, read bandwidth and the peak of the instructions that multiply (bytes, floats or
+bfloat16, as the precision and the instruction set have it), then each step as tokens per second, as
+share of the read bandwidth (bytes of weights and KV that a step must read) and as share of the peak
+(operations of all products), and the numpy backend beside it. Best and median of the steps run.
 """
 
 import argparse
@@ -163,10 +162,8 @@ def ceilings(backend: NativeBackend, precision: str, num_bytes: int) -> Ceilings
         product, ops = "float products", machine.peak_float_ops()
     elif precision == "bfloat16":
         product, ops = machine.bfloat_product(), machine.peak_bfloat_ops()
-    elif precision == "w8a8":
-        product, ops = machine.byte_product(), machine.peak_byte_ops()
     else:
-        product, ops = machine.pair_product(), machine.peak_pair_ops()
+        product, ops = machine.byte_product(), machine.peak_byte_ops()
     return Ceilings(machine.barrier_ns(), machine.read_gb_per_s(num_bytes), product, ops)
 
 
@@ -182,7 +179,6 @@ def machine_as_json(options: NativeOptions) -> str:
             "read_gb_per_s": round(machine.read_gb_per_s(READ_BYTES), 2),
             "float_gop_per_s": round(machine.peak_float_ops() / 1e9, 1),
             machine.bfloat_product(): round(machine.peak_bfloat_ops() / 1e9, 1),
-            machine.pair_product(): round(machine.peak_pair_ops() / 1e9, 1),
             machine.byte_product(): round(machine.peak_byte_ops() / 1e9, 1),
         }
     )
@@ -203,9 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     default = Path.home() / ".cache/octavo/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     parser.add_argument("--model", type=Path, default=default)
-    parser.add_argument(
-        "--precision", nargs="+", default=["file", "int8", "w8a8", "bfloat16", "float32"]
-    )
+    parser.add_argument("--precision", nargs="+", default=["file", "int8", "bfloat16", "float32"])
     parser.add_argument("--isa", default="auto")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--kv-dtype", choices=get_args(KVDtype), default="bfloat16")

@@ -43,7 +43,6 @@ OCTAVOS: Final = (
     "auto-kv-int8:kv_cache_dtype=int8",
     "bfloat16:dtype=bfloat16,quantization=none",
     "int8:quantization=int8",
-    "w8a8:quantization=w8a8",
 )
 PEERS: Final = ("openvino-int8", "llama.cpp-q8_0", "llama.cpp-q4_1", "llama.cpp-bf16")
 DEFAULT_TRACES: Final = Path(__file__).resolve().parents[2] / "shared" / "traces"

@@ -16,15 +16,14 @@ namespace octavo {
 enum class Format : int {
   kF32 = 0,
   kBF16 = 1,
-  kI8Channel = 2,  // int8, one scale per output; activations are int8 too
-  kI8Group = 3,    // int8, one float16 scale per group (GGUF Q8_0 as it is)
-  kU4Group = 4,    // 4 bits less 8, one float16 scale per group (GGUF Q4_0 as it is)
-  kU4GroupMin = 5, // 4 bits, float16 scale and minimum per group (GGUF Q4_1 as it is)
+  kI8Group = 2,    // int8, one float16 scale per group (GGUF Q8_0 as it is)
+  kU4Group = 3,    // 4 bits less 8, one float16 scale per group (GGUF Q4_0 as it is)
+  kU4GroupMin = 4, // 4 bits, float16 scale and minimum per group (GGUF Q4_1 as it is)
 };
 
 constexpr int64_t kGroup = 32;
 
-constexpr bool is_quantised(Format format) { return format >= Format::kI8Channel; }
+constexpr bool is_quantised(Format format) { return format >= Format::kI8Group; }
 
 // A matrix cut into panels of 2 * lanes outputs each. In a gated matrix a panel holds `lanes` rows
 // of the gate and the same rows of up, so that activation(gate) * up never leaves registers.
@@ -74,6 +73,11 @@ struct GemmArgs {
   float softcap;        // 0: none
   uint8_t* scratch;     // gemm_scratch(...) bytes, owned by the calling thread
 };
+
+// Bytes of scratch that `gemm` needs for a panel of nibbles, a byte each.
+inline int64_t gemm_scratch(int64_t inputs, int64_t lanes) {
+  return (inputs + kGroup - 1) / kGroup * kGroup * 2 * lanes;
+}
 
 enum class KVType : int { kF32 = 0, kBF16 = 1, kI8 = 2 };
 
@@ -199,9 +203,7 @@ struct KernelTable {
   int64_t (*count_ahead)(const float* x, int64_t size, const float* block_max, int64_t token);
 
   // The machine's ceilings. Loops return operations done; a float sink has 2 values.
-  const char* pair_product;  // the instructions that multiply 16-bit activations
-  const char* byte_product;  // and 8-bit ones
-  int64_t (*spin_pairs)(int64_t rounds, float* sink);
+  const char* byte_product;  // the instructions that multiply quantised activations
   int64_t (*spin_bytes)(int64_t rounds, float* sink);
   const char* bfloat_product;  // and those that meet bfloat16 weights
   int64_t (*spin_float)(int64_t rounds, float* sink);
@@ -209,21 +211,25 @@ struct KernelTable {
   void (*read_stream)(const uint8_t* data, int64_t bytes, float* sink);
 };
 
+// Eight quads of activations, rounded to int8: value = scale * (int8 + 128 * high), where only the
+// group's widest quad has high parts. So one outlier does not coarsen the other values.
+struct ActivationGroup {
+  float scale;
+  union {
+    float total;        // sum of the group in steps; kU4GroupMin
+    int32_t start;      // where the group's integer sums start; other formats
+  };
+  uint8_t high[4];      // int8, of the widest quad
+  uint32_t widest;      // its number, 0 to 7
+};
+
 // Bytes of one row of activations as `quantise` prepares it, padded to whole groups.
-//   kBF16: bfloat16 values, and nothing more.
-//   kI8Channel: int8 values; a float scale per group; a float, where the row's sums start.
-//   others: int16 values; if the weights are nibbles, the sum of each group, in float; the row's
-//   scale, in float.
+//   kBF16: bfloat16 values
+//   quantised formats: int8 values, then an ActivationGroup for each group
 inline int64_t quantised_row_bytes(Format format, int64_t inputs) {
   const int64_t groups = (inputs + kGroup - 1) / kGroup;
-  const bool bytes = format == Format::kI8Channel;
-  const int64_t floats = format == Format::kBF16 ? 0 : (bytes || has_nibbles(format) ? groups : 0) + 1;
-  return (groups * kGroup * (bytes ? 1 : 2) + floats * 4 + 15) / 16 * 16;
-}
-
-// Bytes of scratch that `gemm` needs for a panel of widened weights.
-inline int64_t gemm_scratch(int64_t inputs, int64_t lanes) {
-  return (inputs + kGroup - 1) / kGroup * kGroup * 2 * lanes * 2;
+  if (format == Format::kBF16) return groups * kGroup * 2;
+  return groups * (kGroup + static_cast<int64_t>(sizeof(ActivationGroup)));
 }
 
 // Most tokens whose scores are held at once, and most query vectors of a tile (any set).

@@ -62,10 +62,6 @@ double measure_read_gb_per_s(Pool& pool, const KernelTable& kernels, int64_t byt
   return static_cast<double>(each * threads) / seconds * 1e-9;
 }
 
-double measure_peak_pairs(Pool& pool, const KernelTable& kernels) {
-  return measure_peak(pool, kernels.spin_pairs);
-}
-
 double measure_peak_bytes(Pool& pool, const KernelTable& kernels) {
   return measure_peak(pool, kernels.spin_bytes);
 }

@@ -11,8 +11,7 @@ namespace octavo {
 
 double measure_barrier_ns(Pool& pool);                     // one barrier of all threads
 double measure_read_gb_per_s(Pool& pool, const KernelTable& kernels, int64_t bytes);
-double measure_peak_pairs(Pool& pool, const KernelTable& kernels);  // operations per second
-double measure_peak_bytes(Pool& pool, const KernelTable& kernels);
+double measure_peak_bytes(Pool& pool, const KernelTable& kernels);  // operations per second
 double measure_peak_float(Pool& pool, const KernelTable& kernels);
 double measure_peak_bfloats(Pool& pool, const KernelTable& kernels);
 

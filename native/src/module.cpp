@@ -327,9 +327,7 @@ void bind_backend(nb::module_& m) {
       .def("read_gb_per_s", [](Backend& b, int64_t bytes) {
         return measure_read_gb_per_s(b.pool(), b.kernels(), bytes);
       }, "num_bytes"_a)
-      .def("pair_product", [](Backend& b) { return std::string(b.kernels().pair_product); })
       .def("byte_product", [](Backend& b) { return std::string(b.kernels().byte_product); })
-      .def("peak_pair_ops", [](Backend& b) { return measure_peak_pairs(b.pool(), b.kernels()); })
       .def("peak_byte_ops", [](Backend& b) { return measure_peak_bytes(b.pool(), b.kernels()); })
       .def("bfloat_product", [](Backend& b) { return std::string(b.kernels().bfloat_product); })
       .def("peak_bfloat_ops",

@@ -98,7 +98,6 @@ def test_an_engine_without_native_kernels_says_so(
         ({"quantization": "none", "dtype": "float32"}, "float32"),
         ({"dtype": "bfloat16"}, "bfloat16"),
         ({"quantization": "file"}, "file"),
-        ({"quantization": "w8a8", "dtype": "float32"}, "w8a8"),
     ],
 )
 def test_how_weights_are_held(
@@ -122,7 +121,7 @@ def test_quantised_weights_run_as_the_file_has_them(model_path: Path) -> None:
     assert build_engine(settings, NullObserver()).info.precision == "file"
 
 
-@pytest.mark.parametrize("quantization", ["file", "int8", "w8a8"])
+@pytest.mark.parametrize("quantization", ["file", "int8"])
 def test_numpy_does_not_quantise(tmp_path: Path, quantization: str) -> None:
     """Turns red when the numpy backend ignores --quantization."""
     with pytest.raises(SettingError, match=f"--quantization {quantization} needs the native"):

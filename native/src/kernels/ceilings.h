@@ -23,12 +23,6 @@ OCTAVO_INLINE int64_t spin_product(int64_t rounds, float* sink, Dot dot) {
   return rounds * kRows * 2 * 2 * static_cast<int64_t>(sizeof(V) / sizeof(V{}[0]));
 }
 
-static int64_t spin_pairs(int64_t rounds, float* sink) {
-  return spin_product<P, I>(rounds, sink, [](I (&sum)[2], P first, P second, const uint8_t* x) {
-    dot_pairs(sum, first, second, splat_pair<0, 0>(x, 0));
-  });
-}
-
 static int64_t spin_bytes(int64_t rounds, float* sink) {
   return spin_product<B, I>(rounds, sink, [](I (&sum)[2], B first, B second, const uint8_t* x) {
     const B row = splat_quad(x);

@@ -6,14 +6,12 @@
 
 template <Format format, bool wide, int M>
 OCTAVO_INLINE void tile_sums(const PackedWeight& weight, const TileArgs& args, float* sums) {
-  if constexpr (format == Format::kBF16 && kBfloatProducts)
+  if constexpr (is_quantised(format))
+    quantised_tile<format, wide, M>(weight, args, sums);
+  else if constexpr (format == Format::kBF16 && kBfloatProducts)
     bfloat_tile<M>(weight, args, sums);
-  else if constexpr (!is_quantised(format))
-    float_tile<format, M>(weight, args, sums);
-  else if constexpr (format == Format::kI8Channel)
-    byte_tile<M>(weight, args, sums);
   else
-    pair_tile<format, wide, M>(weight, args, sums);
+    float_tile<format, M>(weight, args, sums);
 }
 
 // Bias, gate or residual, soft cap: from a tile's sums, in memory, to the output. A function of its
@@ -64,7 +62,7 @@ OCTAVO_INLINE void tile_of(int rows, const PackedWeight& weight, const GemmArgs&
   tile<format, wide, M>(weight, args, at, panel, row);
 }
 
-// From so many tiles on, nibbles are widened once a panel instead of once a tile.
+// From so many tiles on, nibbles are split once a panel instead of once a tile.
 constexpr int64_t kTilesToWiden = 3;
 
 template <Format format, bool wide, int kMaxRows>
@@ -78,8 +76,8 @@ static void gemm_of(const PackedWeight& weight, const GemmArgs& args) {
   const int64_t steps = tiles * groups;
   TileArgs at{};
   at.stride = args.x_stride;
-  at.lines = (weight.panel_bytes / 64 + steps - 1) / steps;
   at.wide = args.scratch;
+  at.lines = (weight.panel_bytes / 64 + steps - 1) / steps;
   for (int64_t panel = args.first_panel; panel < args.last_panel; ++panel) {
     at.panel = weight.data + panel * weight.panel_bytes;
     if constexpr (wide) widen<format>(at.panel, groups, args.scratch);
@@ -97,13 +95,9 @@ static void gemm_of(const PackedWeight& weight, const GemmArgs& args) {
 static void gemm(const PackedWeight& weight, const GemmArgs& args) {
   switch (weight.format) {
     case Format::kF32: return gemm_of<Format::kF32, false, kFloatRows>(weight, args);
-    case Format::kBF16: {
-      constexpr int kRows = kBfloatProducts ? kPairRows : kFloatRows;
-      return gemm_of<Format::kBF16, false, kRows>(weight, args);
-    }
-    case Format::kI8Channel: return gemm_of<Format::kI8Channel, false, kByteRows>(weight, args);
-    case Format::kI8Group: return gemm_of<Format::kI8Group, false, kPairRows>(weight, args);
-    case Format::kU4Group: return gemm_of<Format::kU4Group, false, kPairRows>(weight, args);
-    case Format::kU4GroupMin: return gemm_of<Format::kU4GroupMin, false, kPairRows>(weight, args);
+    case Format::kBF16: return gemm_of<Format::kBF16, false, kFloatRows>(weight, args);
+    case Format::kI8Group: return gemm_of<Format::kI8Group, false, kByteRows>(weight, args);
+    case Format::kU4Group: return gemm_of<Format::kU4Group, false, kByteRows>(weight, args);
+    case Format::kU4GroupMin: return gemm_of<Format::kU4GroupMin, false, kByteRows>(weight, args);
   }
 }

@@ -1,9 +1,8 @@
 // Packing: from a file's rows to panels, and single rows back.
 //
-// Quantised panels hold, per group of 32 inputs, [inputs / 2][output][2] as int8,
-// [inputs / 4][output][4] as uint8 with an offset of 128 (kI8Channel), or nibbles in
-// [inputs / 8][output][2] as uint16: pair p of the eight inputs lies p nibbles up in the two; then
-// float16 scales (and minima) of all outputs. Float panels are [input][output];
+// Quantised panels hold, per group of 32 inputs, [inputs / 4][output][4] as uint8 with an offset of
+// 128; or nibbles, [inputs / 8][output][4], the low ones of the first 16 inputs; then float16 scales
+// (and minima) of all outputs. Float panels are [input][output];
 // bfloat16 pairs output c with output c + lanes, so that a shift and a mask make two vectors, or where
 // its products have an instruction lies as [inputs / 2][output][2], in whole groups.
 
@@ -41,20 +40,16 @@ OCTAVO_INLINE int clamp_int(float value, int low, int high) {
   return rounded < low ? low : rounded > high ? high : rounded;
 }
 
-// The int8 values of a group at `column`.
-static void put_group_i8(Format format, uint8_t* group, int column, const int8_t* values) {
-  for (int i = 0; i < kGroup; ++i)
-    if (format == Format::kI8Channel)
-      group[(i / 4 * kPanel + column) * 4 + i % 4] = static_cast<uint8_t>(values[i] + 128);
-    else
-      group[(i / 2 * kPanel + column) * 2 + i % 2] = static_cast<uint8_t>(values[i]);
-}
+// Where input `i` of a group lies at `column`: the byte, if it is a nibble in which half.
+OCTAVO_INLINE int byte_of(int column, int i) { return (i / 4 * kPanel + column) * 4 + i % 4; }
+OCTAVO_INLINE int nibble_byte(int column, int i) { return byte_of(column, i % 16); }
+OCTAVO_INLINE bool is_high_nibble(int i) { return i >= 16; }
 
-// Where input `i` of a group lies at `column`: the byte, and whether in its high nibble.
-OCTAVO_INLINE int nibble_byte(int column, int i) {
-  return (i / 8 * kPanel + column) * 4 + i % 2 * 2 + i % 8 / 4;
+// The int8 values of a group at `column`.
+static void put_group_i8(uint8_t* group, int column, const int8_t* values) {
+  for (int i = 0; i < kGroup; ++i)
+    group[byte_of(column, i)] = static_cast<uint8_t>(values[i] + 128);
 }
-OCTAVO_INLINE bool is_high_nibble(int i) { return i / 2 % 2; }
 
 // The 4-bit values of a group at `column`.
 static void put_group_u4(uint8_t* group, int column, const uint8_t* values) {
@@ -68,32 +63,19 @@ static void put_group_u4(uint8_t* group, int column, const uint8_t* values) {
 }
 
 static void pack_i8(const float* row, const PackedWeight& weight, uint8_t* panel, int column) {
-  const bool per_channel = weight.format == Format::kI8Channel;
-  float channel = 0;
-  for (int64_t k = 0; k < weight.inputs; ++k) {
-    const float magnitude = row[k] < 0 ? -row[k] : row[k];
-    channel = magnitude > channel ? magnitude : channel;
-  }
   for (int64_t g = 0; g < weight.groups; ++g) {
     uint8_t* group = panel + g * group_bytes(weight.format);
     const float* values = row + g * kGroup;
     float most = 0;
     for (int i = 0; i < kGroup; ++i)
       most = __builtin_fabsf(values[i]) > most ? __builtin_fabsf(values[i]) : most;
-    float scale = channel / 127.0f;
-    if (!per_channel) {
-      scale = half_to_float(float_to_half(most / 127.0f));
-      put_half(group + kGroup * kPanel + 2 * column, scale);
-    }
+    const float scale = half_to_float(float_to_half(most / 127.0f));
+    put_half(group + kGroup * kPanel + 2 * column, scale);
     const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
     int8_t quantised[kGroup];
     for (int i = 0; i < kGroup; ++i)
       quantised[i] = static_cast<int8_t>(clamp_int(values[i] * inverse, -127, 127));
-    put_group_i8(weight.format, group, column, quantised);
-  }
-  if (per_channel) {
-    const float scale = channel / 127.0f;
-    __builtin_memcpy(panel + weight.groups * group_bytes(weight.format) + 4 * column, &scale, 4);
+    put_group_i8(group, column, quantised);
   }
 }
 
@@ -104,7 +86,7 @@ static void pack_as_is(const uint8_t* row, const PackedWeight& weight, uint8_t* 
     uint8_t* group = panel + g * group_bytes(weight.format);
     if (weight.format == Format::kI8Group) {
       const uint8_t* block = row + g * 34;
-      put_group_i8(weight.format, group, column, reinterpret_cast<const int8_t*>(block + 2));
+      put_group_i8(group, column, reinterpret_cast<const int8_t*>(block + 2));
       __builtin_memcpy(group + kGroup * kPanel + 2 * column, block, 2);
       continue;
     }
@@ -235,17 +217,9 @@ static void unpack_group(const PackedWeight& weight, const uint8_t* panel, int c
                          float* values) {
   const uint8_t* group = panel + g * group_bytes(weight.format);
   if (!has_nibbles(weight.format)) {
-    float scale;
-    if (weight.format != Format::kI8Channel)
-      scale = get_half(group + kGroup * kPanel + 2 * column);
-    else
-      __builtin_memcpy(&scale, panel + weight.groups * group_bytes(weight.format) + 4 * column, 4);
-    for (int i = 0; i < kGroup; ++i) {
-      const int value = weight.format == Format::kI8Channel
-                            ? group[(i / 4 * kPanel + column) * 4 + i % 4] - 128
-                            : static_cast<int8_t>(group[(i / 2 * kPanel + column) * 2 + i % 2]);
-      values[i] = scale * static_cast<float>(value);
-    }
+    const float scale = get_half(group + kGroup * kPanel + 2 * column);
+    for (int i = 0; i < kGroup; ++i)
+      values[i] = scale * static_cast<float>(group[byte_of(column, i)] - 128);
     return;
   }
   const uint8_t* scales = group + kGroup / 2 * kPanel + 2 * column;

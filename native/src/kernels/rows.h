@@ -47,72 +47,69 @@ static void rms_norm(const float* x, const float* weight, float eps, int64_t siz
   });
 }
 
-// Largest magnitude, as bits: as integers, magnitudes of floats keep their order, and NaN lies above
-// infinity.
-OCTAVO_INLINE int32_t largest_bits(const float* x, int64_t first, int64_t last, int64_t size) {
-  I most = I{};
-  for (int64_t i = first; i < last; i += kLanes)
-    most = larger(most, as_int(load_upto(x, i, size)) & 0x7fffffff);
-  return max_of(most);
-}
+// Lanes changed places: lane i is what lane i ^ `flip` was.
+OCTAVO_INLINE I flipped(I x, int flip) { return __builtin_shuffle(x, lane_numbers() ^ flip); }
 
-// A scale that takes magnitudes to `steps`, and its inverse. What has no finite maximum gets a scale
-// of NaN, so that its row's result is NaN, as in float; what is all zero, or so small that its
-// inverse would overflow, counts as zero.
-struct Scale {
-  float scale;
-  float inverse;
-};
-OCTAVO_INLINE Scale scale_for(int32_t bits, float steps) {
-  float largest;
-  __builtin_memcpy(&largest, &bits, 4);
-  if (bits >= 0x7f800000) return {__builtin_nanf(""), 0.0f};
-  return {largest / steps, largest > 1e-33f ? steps / largest : 0.0f};
-}
-
-// Symmetric int8 per group of 32.
-static void quantise_bytes(const float* x, int64_t inputs, uint8_t* out) {
+// A group's activations as integers, and what ActivationGroup says of them. The quads but the widest
+// set the scale, unless high parts would not fit int8 then. What is not finite gives a scale of NaN,
+// so that its row's result is NaN, as in float; what is so small that the inverse of its scale would
+// overflow counts as zero.
+OCTAVO_INLINE void quantise_group(Format format, const F (&x)[kGroup / kLanes], uint8_t* values,
+                                  ActivationGroup* group) {
+  constexpr int kParts = kGroup / kLanes;
   typedef int8_t S __attribute__((vector_size(kLanes)));
   typedef S SUnaligned __attribute__((aligned(1), may_alias));
-  const int64_t groups = (inputs + kGroup - 1) / kGroup;
-  auto* scales = reinterpret_cast<float*>(out + groups * kGroup);
-  float start = 0.0f;
-  for (int64_t group = 0; group < groups; ++group) {
-    const int64_t first = group * kGroup;
-    const Scale scale = scale_for(largest_bits(x, first, first + kGroup, inputs), 127.0f);
-    I sum = I{};
-#pragma GCC unroll 8
-    for (int64_t i = first; i < first + kGroup; i += kLanes) {
-      const I q = nearest(load_upto(x, i, inputs) * scale.inverse);
-      sum += q;
-      *reinterpret_cast<SUnaligned*>(out + i) = __builtin_convertvector(q, S);
-    }
-    scales[group] = scale.scale;
-    start -= scale.scale * (static_cast<float>(kByteOffset) * static_cast<float>(sum_of(sum)));
-  }
-  scales[groups] = start;
-}
 
-// Symmetric int16 with one scale for the row. A value is off by at most 1/65534 of the row's
-// largest, so products are nearer to float32's than with activations in bfloat16.
-static void quantise_pairs(Format format, const float* x, int64_t inputs, uint8_t* out) {
-  typedef int16_t S __attribute__((vector_size(kLanes * 2)));
-  typedef S SUnaligned __attribute__((aligned(1), may_alias));
-  const int64_t groups = (inputs + kGroup - 1) / kGroup;
-  const Scale scale = scale_for(largest_bits(x, 0, inputs, inputs), 32767.0f);
-  if (scale.inverse == 0.0f) __builtin_memset(out, 0, quantised_row_bytes(format, inputs));
-  float* floats = reinterpret_cast<float*>(out + groups * kGroup * 2);
-  for (int64_t group = 0; group < groups && scale.inverse != 0.0f; ++group) {
-    I sum = I{};
+  // Magnitudes of quads, as bits: as integers, magnitudes of floats keep their order, and NaN lies
+  // above infinity. `most` and `next` become the largest and the second.
+  I quads[kParts], most = I{}, next = I{};
 #pragma GCC unroll 8
-    for (int64_t i = group * kGroup; i < (group + 1) * kGroup; i += kLanes) {
-      const I q = nearest(load_upto(x, i, inputs) * scale.inverse);
-      sum += q;
-      *reinterpret_cast<SUnaligned*>(out + 2 * i) = __builtin_convertvector(q, S);
-    }
-    if (has_nibbles(format)) floats[group] = static_cast<float>(sum_of(sum));
+  for (int p = 0; p < kParts; ++p) {
+    quads[p] = as_int(x[p]) & 0x7fffffff;
+    quads[p] = larger(quads[p], flipped(quads[p], 1));
+    quads[p] = larger(quads[p], flipped(quads[p], 2));
+    next = larger(next, smaller(most, quads[p]));
+    most = larger(most, quads[p]);
   }
-  floats[has_nibbles(format) ? groups : 0] = scale.scale;
+#pragma GCC unroll 2
+  for (int flip = 4; flip < kLanes; flip *= 2) {
+    const I other = flipped(most, flip);
+    next = larger(larger(next, flipped(next, flip)), smaller(most, other));
+    most = larger(most, other);
+  }
+  I numbers[kParts], widest = splat_int(kGroup / 4);
+#pragma GCC unroll 8
+  for (int p = 0; p < kParts; ++p) {
+    numbers[p] = (lane_numbers() >> 2) + p * (kLanes / 4);
+    widest = smaller(widest, choose(quads[p] == most, numbers[p], widest));
+  }
+#pragma GCC unroll 2
+  for (int flip = 4; flip < kLanes; flip *= 2) widest = smaller(widest, flipped(widest, flip));
+
+  const float top = as_float(most)[0], second = as_float(next)[0];
+  const float whole = second * (1.0f / 127.0f), split = top * (1.0f / (127.0f * 128.0f));
+  const float scale = whole > split ? whole : split;
+  const bool finite = most[0] < 0x7f800000;
+  const float inverse = finite && scale > 1e-35f ? 1.0f / scale : 0.0f;
+  I sum = I{};
+  uint8_t high[kGroup];
+#pragma GCC unroll 8
+  for (int p = 0; p < kParts; ++p) {
+    const I q = finite ? nearest(x[p] * inverse) : I{};
+    const I upper = (q + 64 >> 7) & (numbers[p] == widest);
+    sum += q;
+    *reinterpret_cast<SUnaligned*>(values + p * kLanes) =
+        __builtin_convertvector(q - (upper << 7), S);
+    *reinterpret_cast<SUnaligned*>(high + p * kLanes) = __builtin_convertvector(upper, S);
+  }
+  const int32_t total = sum_of(sum);
+  group->scale = finite ? scale : __builtin_nanf("");
+  if (format == Format::kU4GroupMin)
+    group->total = static_cast<float>(total);
+  else
+    group->start = -total * (format == Format::kU4Group ? 8 : kByteOffset);
+  group->widest = widest[0];
+  __builtin_memcpy(group->high, high + 4 * widest[0], 4);
 }
 
 static void round_to_bfloats(const float* x, int64_t inputs, uint8_t* out) {
@@ -123,8 +120,15 @@ static void round_to_bfloats(const float* x, int64_t inputs, uint8_t* out) {
 
 static void quantise(Format format, const float* x, int64_t inputs, uint8_t* out) {
   if (format == Format::kBF16) return round_to_bfloats(x, inputs, out);
-  if (format == Format::kI8Channel) return quantise_bytes(x, inputs, out);
-  quantise_pairs(format, x, inputs, out);
+  const int64_t groups = (inputs + kGroup - 1) / kGroup;
+  auto* about = reinterpret_cast<ActivationGroup*>(out + groups * kGroup);
+  for (int64_t group = 0; group < groups; ++group) {
+    F part[kGroup / kLanes];
+#pragma GCC unroll 8
+    for (int p = 0; p < kGroup / kLanes; ++p)
+      part[p] = load_upto(x, group * kGroup + p * kLanes, inputs);
+    quantise_group(format, part, out + group * kGroup, about + group);
+  }
 }
 
 static void add(const float* x, const float* y, int64_t size, float* out) {

@@ -16,8 +16,7 @@ const KernelTable& table() {
       OCTAVO_ISA_NAME, kLanes, kBfloatProducts, panel_bytes, pack, unpack_row, quantise, rms_norm, add, gated,
       join_states, gemm, rope_and_store, attend,
       scan_logits, weigh_blocks, weigh_tokens, collect_tokens, count_ahead,
-      kPairProduct, kByteProduct, spin_pairs, spin_bytes, kBfloatProduct, spin_float, spin_bfloats,
-      read_stream,
+      kByteProduct, spin_bytes, kBfloatProduct, spin_float, spin_bfloats, read_stream,
   };
   return kTable;
 }

@@ -30,22 +30,6 @@ OCTAVO_INLINE B load_bytes(const uint8_t* from) {
 OCTAVO_INLINE P load_pairs(const uint8_t* from) {
   return reinterpret_cast<P>(load_bytes(from));
 }
-// Signed bytes as 16-bit values.
-OCTAVO_INLINE P widened_bytes(const uint8_t* from) {
-#if defined(__AVX512BW__)
-  return reinterpret_cast<P>(
-      _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
-#elif defined(__AVX2__) && OCTAVO_BYTES == 32
-  return reinterpret_cast<P>(
-      _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
-#else
-  typedef int8_t S __attribute__((vector_size(OCTAVO_BYTES / 2)));
-  typedef S SUnaligned __attribute__((aligned(1), may_alias));
-  typedef int16_t W __attribute__((vector_size(OCTAVO_BYTES)));
-  return reinterpret_cast<P>(
-      __builtin_convertvector(*reinterpret_cast<const SUnaligned*>(from), W));
-#endif
-}
 OCTAVO_INLINE void store(float* to, F value) { *reinterpret_cast<FUnaligned*>(to) = value; }
 OCTAVO_INLINE void store_bytes(uint8_t* to, B value) {
   *reinterpret_cast<BUnaligned*>(to) = value;
@@ -75,20 +59,24 @@ OCTAVO_INLINE B splat_quad(const uint8_t* from) {
 // The four bytes at `base + kTimes * stride + kAt`, repeated; kTimes is 0, 1 or 2. Assembly, because
 // gcc 12 keeps the sums of such offsets on the stack and reads one back for every load.
 template <int kTimes, int kAt>
-OCTAVO_INLINE P splat_pair(const uint8_t* base, int64_t stride) {
+OCTAVO_INLINE B splat_at(const uint8_t* base, int64_t stride) {
 #if defined(__AVX2__) && !defined(OCTAVO_EMULATED)
   const auto& memory = *reinterpret_cast<const uint8_t(*)[]>(base);
-  P pair;
+  B quad;
   if constexpr (kTimes == 0)
-    __asm__("vpbroadcastd %c2(%1), %0" : "=v"(pair) : "r"(base), "i"(kAt), "m"(memory));
+    __asm__("vpbroadcastd %c2(%1), %0" : "=v"(quad) : "r"(base), "i"(kAt), "m"(memory));
   else
     __asm__("vpbroadcastd %c2(%1,%3,%c4), %0"
-            : "=v"(pair)
+            : "=v"(quad)
             : "r"(base), "i"(kAt), "r"(stride), "i"(kTimes), "m"(memory));
-  return pair;
+  return quad;
 #else
-  return reinterpret_cast<P>(splat_quad(base + kTimes * stride + kAt));
+  return splat_quad(base + kTimes * stride + kAt);
 #endif
+}
+template <int kTimes, int kAt>
+OCTAVO_INLINE P splat_pair(const uint8_t* base, int64_t stride) {
+  return reinterpret_cast<P>(splat_at<kTimes, kAt>(base, stride));
 }
 
 // Calls body(Index<0>()), ... body(Index<count - 1>()), so that the index is a constant in each.
@@ -116,14 +104,7 @@ OCTAVO_INLINE I lane_numbers() {
   return numbers;
 }
 
-// Without instructions for them: products of 16-bit pairs, and half floats.
-OCTAVO_INLINE void dot_pairs_by_shifts(I (&sum)[2], P first, P second, P x) {
-  const I pair = reinterpret_cast<I>(x);
-  const I low = pair << 16 >> 16, high = pair >> 16;
-  const I a = reinterpret_cast<I>(first), b = reinterpret_cast<I>(second);
-  sum[0] += (a << 16 >> 16) * low + (a >> 16) * high;
-  sum[1] += (b << 16 >> 16) * low + (b >> 16) * high;
-}
+// Without instructions for half floats.
 OCTAVO_INLINE F load_half_by_shifts(const uint16_t* from) {
   const U bits = __builtin_convertvector(*reinterpret_cast<const HalvesUnaligned*>(from), U);
   // The same exponent trick as half_to_float, for finite values.
@@ -131,32 +112,26 @@ OCTAVO_INLINE F load_half_by_shifts(const uint16_t* from) {
   return reinterpret_cast<F>(reinterpret_cast<U>(magnitude) | (bits & 0x8000u) << 16);
 }
 
-// Products added to each 32-bit lane.
-//   dot_pairs: two 16-bit products, of which none has -32768 twice; for both vectors of a panel
-//   dot_bytes: four products of weights packed with an offset of 128 and signed activations; what
-//   is left for the caller to take away is kByteOffset times the sum of the activations
+// Four products of weights and signed activations, added to each 32-bit lane.
+//   dot_bytes: of weights packed with an offset of 128; what is left for the caller to take away is
+//   kByteOffset times the sum of the activations
+//   dot_nibbles: of weights from 0 to 15
 
 #if OCTAVO_BYTES == 64
 
 constexpr int kByteOffset = 128;
-constexpr int kPairRows = 12;   // rows of a tile: 16-bit activations,
-constexpr int kByteRows = 6;    // 8-bit ones,
+constexpr int kByteRows = 6;    // rows of a tile: quantised activations,
 constexpr int kFloatRows = 12;  // float ones
 constexpr int kQueryTile = 12;  // query vectors of an attention tile
-constexpr const char* kPairProduct = "vpdpwssd";
 constexpr const char* kByteProduct = "vpdpbusd";
 
 #if defined(__AVX512VNNI__)
 // Assembly, because gcc 12 spills accumulators around the intrinsic and halves the speed.
-OCTAVO_INLINE void dot_pairs(I (&sum)[2], P first, P second, P x) {
-  __asm__("vpdpwssd %2, %3, %0\n\tvpdpwssd %2, %4, %1"
-          : "+v"(sum[0]), "+v"(sum[1])
-          : "v"(x), "v"(first), "v"(second));
-}
 OCTAVO_INLINE I dot_bytes(I sum, B weights, B x) {
   __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(x));
   return sum;
 }
+OCTAVO_INLINE I dot_nibbles(I sum, B weights, B x) { return dot_bytes(sum, weights, x); }
 OCTAVO_INLINE F load_half(const uint16_t* from) {
   return reinterpret_cast<F>(
       _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
@@ -175,42 +150,32 @@ OCTAVO_INLINE F scale_by_power(F p, F turns) { return _mm512_scalef_ps(p, turns)
 
 #elif defined(__AVX2__)
 
-constexpr int kPairRows = 6;
 constexpr int kByteRows = 3;
 constexpr int kFloatRows = 6;
 constexpr int kQueryTile = 6;
 
 #if defined(__AVXVNNI__)
 constexpr int kByteOffset = 128;
-constexpr const char* kPairProduct = "vpdpwssd";
 constexpr const char* kByteProduct = "vpdpbusd";
-OCTAVO_INLINE void dot_pairs(I (&sum)[2], P first, P second, P x) {
-  __asm__("%{vex%} vpdpwssd %2, %3, %0\n\t%{vex%} vpdpwssd %2, %4, %1"
-          : "+x"(sum[0]), "+x"(sum[1])
-          : "x"(x), "x"(first), "x"(second));
-}
 OCTAVO_INLINE I dot_bytes(I sum, B weights, B x) {
   __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(weights), "x"(x));
   return sum;
 }
+OCTAVO_INLINE I dot_nibbles(I sum, B weights, B x) { return dot_bytes(sum, weights, x); }
 #else
 constexpr int kByteOffset = 0;
-constexpr const char* kPairProduct = "vpmaddwd + vpaddd";
 constexpr const char* kByteProduct = "vpsignb + vpmaddubsw + vpmaddwd + vpaddd";
-// Assembly, because gcc 12 would compute all products of a group before it adds them.
-OCTAVO_INLINE void dot_pairs(I (&sum)[2], P first, P second, P x) {
-  I product;
-  __asm__("vpmaddwd %2, %4, %3\n\tvpaddd %3, %0, %0\n\t"
-          "vpmaddwd %2, %5, %2\n\tvpaddd %2, %1, %1"
-          : "+x"(sum[0]), "+x"(sum[1]), "+x"(x), "=&x"(product)
-          : "x"(first), "x"(second));
-}
 // vpmaddubsw saturates at 16 bits, so its unsigned side must not exceed 127: that is the weights'
 // magnitude, and their sign moves to the activations.
 OCTAVO_INLINE I dot_bytes(I sum, B weights, B x) {
   const __m256i w = reinterpret_cast<__m256i>(weights ^ 0x80);
   const __m256i moved = _mm256_sign_epi8(reinterpret_cast<__m256i>(x), w);
   const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), moved);
+  return sum + reinterpret_cast<I>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+OCTAVO_INLINE I dot_nibbles(I sum, B weights, B x) {
+  const __m256i pairs =
+      _mm256_maddubs_epi16(reinterpret_cast<__m256i>(weights), reinterpret_cast<__m256i>(x));
   return sum + reinterpret_cast<I>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 #endif
@@ -226,37 +191,32 @@ OCTAVO_INLINE F reciprocal(F x) { return 1.0f / x; }
 constexpr int kByteOffset = 0;
 
 #if defined(__ARM_NEON)
-constexpr int kPairRows = 6;
 constexpr int kByteRows = 6;
 constexpr int kFloatRows = 10;
 constexpr int kQueryTile = 10;
 #else
-constexpr int kPairRows = 2;
 constexpr int kByteRows = 2;
 constexpr int kFloatRows = 4;
 constexpr int kQueryTile = 4;
 #endif
 
-// Plain shifts, so any compiler vectorises it.
-constexpr const char* kPairProduct = "shifts and products";
-OCTAVO_INLINE void dot_pairs(I (&sum)[2], P first, P second, P x) {
-  dot_pairs_by_shifts(sum, first, second, x);
-}
 #if defined(__ARM_FEATURE_DOTPROD)
 constexpr const char* kByteProduct = "sdot";
-OCTAVO_INLINE I dot_bytes(I sum, B weights, B x) {
+OCTAVO_INLINE I dot_signed(I sum, B weights, B x) {
   return reinterpret_cast<I>(vdotq_s32(reinterpret_cast<int32x4_t>(sum),
-                                       reinterpret_cast<int8x16_t>(weights ^ 0x80),
+                                       reinterpret_cast<int8x16_t>(weights),
                                        reinterpret_cast<int8x16_t>(x)));
 }
 #else
 constexpr const char* kByteProduct = "shifts and products";
-OCTAVO_INLINE I dot_bytes(I sum, B weights, B x) {
-  const I w = reinterpret_cast<I>(weights ^ 0x80), v = reinterpret_cast<I>(x);
+OCTAVO_INLINE I dot_signed(I sum, B weights, B x) {
+  const I w = reinterpret_cast<I>(weights), v = reinterpret_cast<I>(x);
   return sum + (w << 24 >> 24) * (v << 24 >> 24) + (w << 16 >> 24) * (v << 16 >> 24) +
          (w << 8 >> 24) * (v << 8 >> 24) + (w >> 24) * (v >> 24);
 }
 #endif
+OCTAVO_INLINE I dot_bytes(I sum, B weights, B x) { return dot_signed(sum, weights ^ 0x80, x); }
+OCTAVO_INLINE I dot_nibbles(I sum, B weights, B x) { return dot_signed(sum, weights, x); }
 
 OCTAVO_INLINE F load_half(const uint16_t* from) { return load_half_by_shifts(from); }
 OCTAVO_INLINE F larger(F a, F b) { return choose(a > b, a, b); }
@@ -265,7 +225,8 @@ OCTAVO_INLINE F reciprocal(F x) { return 1.0f / x; }
 
 #endif
 
-OCTAVO_INLINE I larger(I a, I b) { return choose(a > b, a, b); }
+OCTAVO_INLINE I larger(I a, I b) { return a > b ? a : b; }
+OCTAVO_INLINE I smaller(I a, I b) { return a < b ? a : b; }
 
 // Folds a vector in halves; a loop over lanes would be a chain of extracts.
 template <typename V, typename Join>

@@ -61,11 +61,11 @@ Dtype = Annotated[
     typer.Option(help="Number format of KV and of weights that are not quantised."),
 ]
 Quantization = Annotated[
-    Literal["auto", "none", "file", "int8", "int4", "w8a8"],
+    Literal["auto", "none", "file", "int8", "int4"],
     typer.Option(
         help="none: weights in --dtype; file: as the file has them; int8: 8 bits; int4: 4 bits, "
-        "8 for the vocabulary; w8a8: 8 bits, activations too: faster on CPUs with VNNI, less "
-        "exact. auto: file if that holds quantised weights, else int8; none if --dtype is given."
+        "8 for the vocabulary. auto: file if that holds quantised weights, else int8; none if "
+        "--dtype is given."
     ),
 ]
 KVCacheDtype = Annotated[

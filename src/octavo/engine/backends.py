@@ -15,7 +15,7 @@ from octavo.kernels.weights import WeightTensor
 logger = logging.getLogger(__name__)
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
-QuantizationName = Literal["auto", "none", "file", "int8", "int4", "w8a8"]
+QuantizationName = Literal["auto", "none", "file", "int8", "int4"]
 KVCacheDtypeName = Literal["auto", "float32", "bfloat16", "int8"]
 BACKENDS: Final = ("auto", "native", "numpy")
 

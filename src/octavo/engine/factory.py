@@ -62,8 +62,7 @@ class EngineSettings:
     """What meets what in products. ``none``: weights in ``dtype``. ``file``: weights as the file
     has them. ``int8``: 8 bits a weight and a scale per 32. ``int4``: 4 bits with a scale and
     minimum for each 32 (8 bits for the embedding table and the head; what the file has in 4 bits
-    stays as it is). ``w8a8``: activations in 8 bits too, where the others take 16, and weights
-    with a scale per output: faster on CPUs with products of bytes (VNNI), and less exact.
+    stays as it is). Activations of all these are rounded to 8 bits, the widest to 15 (ADR 7).
     ``auto``: file if the file holds quantised weights, else int8; none on numpy."""
     kv_cache_dtype: KVCacheDtypeName = "auto"
     """Number format of KV; ``auto``: that of ``dtype``. ``int8`` has a scale for each token and KV

@@ -34,8 +34,8 @@ class NativeBackend:
     """Implements ``Backend`` in C++ for the instruction set of this CPU.
 
     ``precision`` is how weights are held. Activations between operations are float32; quantised
-    weights meet them as int16 with a scale per row (``w8a8``: as int8 with a scale per 32 values),
-    and their products are summed as integers, exactly. Arithmetic that is not quantised
+    weights meet them as int8 with a scale per 32 values, the widest four of these as 15 bits, and
+    products are summed as integers, exactly. Arithmetic that is not quantised
     accumulates in float32.
 
     Reproducibility: a row's result depends on its batch-mates in one way. Attention to a long

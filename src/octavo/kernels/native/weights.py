@@ -15,10 +15,10 @@ from octavo.kernels.native import _native
 from octavo.kernels.native.packed_store import PackedStore, WeightSpec
 from octavo.kernels.weights import Encoding, WeightTensor
 
-Precision = Literal["float32", "bfloat16", "int8", "w8a8", "int4", "file"]
+Precision = Literal["float32", "bfloat16", "int8", "int4", "file"]
 """How weights are held: all in one format, or each as near to the file's own as there is.
 
-What is quantised meets activations in 16 bits, but ``w8a8``: those round to 8 bits too."""
+What is quantised meets activations in 8 bits, with 15 for the widest of each group (ADR 7)."""
 
 
 class Format(IntEnum):
@@ -26,10 +26,9 @@ class Format(IntEnum):
 
     F32 = 0
     BF16 = 1
-    I8_CHANNEL = 2
-    I8_GROUP = 3
-    U4_GROUP = 4
-    U4_GROUP_MIN = 5
+    I8_GROUP = 2
+    U4_GROUP = 3
+    U4_GROUP_MIN = 4
 
 
 _ENCODINGS: Final = {
@@ -67,7 +66,6 @@ _FORMAT_OF: Final[dict[Precision, Format]] = {
     "float32": Format.F32,
     "bfloat16": Format.BF16,
     "int8": Format.I8_GROUP,
-    "w8a8": Format.I8_CHANNEL,
 }
 
 _SAMPLED_ROWS: Final = 8
