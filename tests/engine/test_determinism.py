@@ -20,7 +20,8 @@ from support_loading import write_hf_folder
 pytestmark = pytest.mark.skipif(not is_built(), reason="the native backend was not built")
 
 MAX_LEN = 1700
-NEAR_TIE = 0.02
+NEAR_TIE = 0.1
+"""In nats: a last bit that differs can turn the rounding of an activation, a step of 8 bits."""
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +91,7 @@ def together(llm: LLM, prompts: Sequence[list[int]], order: Sequence[int]) -> li
         ("llama", "bfloat16", "int8", "int8", 1),
         ("gemma3", "float32", "auto", "none", 2),
         ("gemma3", "float32", "int8", "int8", 3),
+        ("llama", "bfloat16", "auto", "int4", 4),
     ],
 )
 def test_no_bit_depends_on_what_else_is_computed(

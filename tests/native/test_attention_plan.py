@@ -258,7 +258,7 @@ def test_a_row_keeps_its_bits_whatever_is_computed_beside_it(
         np.testing.assert_array_equal(np.concatenate(parts), right)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("isa", ISAS)
 def test_products_of_a_row_do_not_depend_on_the_number_of_rows(isa: str, precision: str) -> None:
     """Tiles of every height, by columns and by blocks of rows: red if a compiler joins products

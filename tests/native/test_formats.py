@@ -80,8 +80,8 @@ def test_int8_in_groups_rounds_to_their_scales(isa: str) -> None:
 
 
 def quantised_rows(x: Float32) -> NDArray[np.float64]:
-    """Activations as the kernels see them: int8 steps per group of 32, of which the widest four take
-    128 times as many and leave the scale to the others."""
+    """Activations as the kernels see them: int8 steps per group of 32; the widest four take 128
+    times as many and leave the scale to the others."""
     columns = x.shape[1]
     quads = np.pad(x, ((0, 0), (0, -columns % 32))).reshape(len(x), -1, 8, 4).astype(np.float64)
     widths = np.sort(np.abs(quads).max(axis=3), axis=2)
