@@ -3,7 +3,8 @@
 // The constants are nanoseconds of one core of an AMD Zen 3 (AVX2), for a head of 64 in bfloat16;
 // `benchmarks/attention.py --calibrate` measures them. Only their ratios matter, and only for
 // speed. They are not measured at each start: cuts would then move, and last bits with them, from
-// one run of the same requests to the next.
+// one run of the same requests to the next. Where bfloat16 is multiplied as it is, arithmetic costs
+// half of this beside memory, so plans there err towards the plain cut.
 #pragma once
 
 #include <algorithm>

@@ -239,7 +239,7 @@ constexpr int64_t kMaxQueryTile = 12;
 // Floats of scratch that `attend` needs: the query tile, its scores, and state per query vector.
 inline int64_t attend_scratch(int64_t query_vectors, int64_t dim) {
   const int64_t padded = (dim + 15) / 16 * 16 + 16;
-  return query_vectors * (3 * padded + 4) + kMaxQueryTile * (kScoreTokens + padded) + 64;
+  return query_vectors * (3 * padded + 8) + kMaxQueryTile * (kScoreTokens + padded) + 64;
 }
 
 }  // namespace octavo

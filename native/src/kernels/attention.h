@@ -20,6 +20,9 @@ struct Unit {
   int64_t count;
 };
 
+// Tokens [first, last) that a query vector sees within the call's range.
+struct Span { int64_t first, last; };
+
 // State of a call, cut from the caller's scratch.
 struct QuerySet {
   int64_t vectors;
@@ -37,10 +40,8 @@ struct QuerySet {
   float* joined_maxima;
   float* joined_weights;
   float* scores;          // [kQueryTile][kScoreTokens]
+  Span* spans;            // [vectors]
 };
-
-// Tokens [first, last) that a query vector sees within the call's range.
-struct Span { int64_t first, last; };
 
 OCTAVO_INLINE int64_t batch_row(const AttendArgs& args, int64_t row) {
   return args.row_ids ? args.row_ids[row] : row;
@@ -64,7 +65,10 @@ static QuerySet make_query_set(const AttentionShape& shape, const AttendArgs& ar
   set.dim = shape.dim;
   set.even_dim = (shape.dim + 1) / 2 * 2;
   set.padded_dim = (shape.dim + kLanes - 1) / kLanes * kLanes;
-  float* next = args.scratch;
+  set.spans = reinterpret_cast<Span*>(args.scratch);
+  for (int64_t row = 0, v = 0; row < args.rows; ++row)
+    for (int64_t head = 0; head < set.heads; ++head) set.spans[v++] = visible(args, shape, row);
+  float* next = args.scratch + set.vectors * 4;
   const auto take = [&](int64_t floats) { float* p = next; next += floats; return p; };
   set.scores = take(kQueryTile * kScoreTokens);
   set.sums = take(set.vectors * set.padded_dim);
@@ -154,13 +158,11 @@ template <KVType type>
 OCTAVO_INLINE int list_units(const KVLayer& kv, const AttendArgs& args, int64_t& token, int64_t end,
                              Unit* units) {
   int count = 0;
-  const int64_t first = unit_of(kv, token);
-  const int64_t stop = (first / kUnits + 1) * kUnits;
-  for (int64_t index = first; index < stop && token < end; ++index) {
-    const int64_t block = args.block_table[token / kv.block_size];
-    const int64_t slot = token % kv.block_size / kLanes * kLanes;
+  int64_t index = token / kv.block_size, slot = token % kv.block_size / kLanes * kLanes;
+  for (int64_t left = kUnits - unit_of(kv, token) % kUnits; left > 0 && token < end; --left) {
+    const int64_t block = args.block_table[index];
     Unit& unit = units[count++];
-    unit.token = token / kv.block_size * kv.block_size + slot;
+    unit.token = index * kv.block_size + slot;
     unit.count = smaller(smaller(kLanes, kv.block_size - slot), end - unit.token);
     const uint8_t* keys = kv.key(block, args.kv_head);
     const uint8_t* values = kv.value(block, args.kv_head);
@@ -169,6 +171,10 @@ OCTAVO_INLINE int list_units(const KVLayer& kv, const AttendArgs& args, int64_t&
     unit.key_scales = reinterpret_cast<const float*>(keys + kv.key_scales) + slot;
     unit.value_scales = reinterpret_cast<const float*>(values + kv.value_scales) + slot;
     token = unit.token + unit.count;
+    slot += kLanes;
+    if (slot < kv.block_size) continue;
+    slot = 0;
+    ++index;
   }
   return count;
 }
@@ -263,9 +269,15 @@ OCTAVO_INLINE F weight_of(F x) {
 // Caps one vector's scores and makes those that it does not see minus infinity; returns the largest
 // of each lane.
 template <KVType type>
-OCTAVO_INLINE F mask_scores(const AttentionShape& shape, const Unit* units, int count, Span span,
-                            float* scores) {
+OCTAVO_INLINE F mask_scores(const KVLayer& kv, const AttentionShape& shape, const Unit* units,
+                            int count, Span span, float* scores) {
   F most = splat(-__builtin_inff());
+  const bool sees_all = kv.block_size % kLanes == 0 && span.first <= units[0].token &&
+                        span.last >= units[count - 1].token + kLanes;
+  if (sees_all && type != KVType::kI8 && shape.softcap == 0.0f) {  // most chunks: nothing to store
+    for (int u = 0; u < count; ++u) most = larger(load(scores + u * kLanes), most);
+    return most;
+  }
   for (int u = 0; u < count; ++u) {
     F score = load(scores + u * kLanes);
     if constexpr (type == KVType::kI8) score *= load(units[u].key_scales);
@@ -287,9 +299,9 @@ OCTAVO_INLINE F mask_scores(const AttentionShape& shape, const Unit* units, int 
 // Turns one vector's scores into weights of the values as they are stored; returns the factor for
 // what was summed before.
 template <KVType type>
-OCTAVO_INLINE float soften(const AttentionShape& shape, const Unit* units, int count, Span span,
-                           float* scores, float* maximum, float* weight) {
-  const F most = mask_scores<type>(shape, units, count, span, scores);
+OCTAVO_INLINE float soften(const KVLayer& kv, const AttentionShape& shape, const Unit* units,
+                           int count, Span span, float* scores, float* maximum, float* weight) {
+  const F most = mask_scores<type>(kv, shape, units, count, span, scores);
   const float before = *maximum;
   const float now = max_of(most) > before ? max_of(most) : before;
   *maximum = now;
@@ -383,10 +395,11 @@ OCTAVO_INLINE void score_pairs(const KVLayer& kv, const uint8_t* queries, int64_
 
 // Weights in bfloat16, whose sum is that of the rounded ones. The reference follows the maximum only
 // when that runs ahead of it by so much that sums could get large: most chunks rescale nothing.
-OCTAVO_INLINE float soften_pairs(const AttentionShape& shape, const Unit* units, int count,
-                                 Span span, float* scores, float* maximum, float* lane_weights) {
+OCTAVO_INLINE float soften_pairs(const KVLayer& kv, const AttentionShape& shape,
+                                 const Unit* units, int count, Span span, float* scores,
+                                 float* maximum, float* lane_weights) {
   constexpr float kAhead = 8.0f, kLog2E = 1.44269504f;
-  const F most = mask_scores<KVType::kBF16>(shape, units, count, span, scores);
+  const F most = mask_scores<KVType::kBF16>(kv, shape, units, count, span, scores);
   float factor = 1.0f;
   if (any_above(most, *maximum + kAhead)) {
     const float now = max_of(most);
@@ -465,10 +478,9 @@ template <KVType type, int M>
 static __attribute__((noinline)) void attend_tile(const KVLayer& kv, const AttentionShape& shape,
                                                   const AttendArgs& args, const QuerySet& set,
                                                   int64_t first, const Unit* units, int count) {
-  Span spans[M];
+  const Span* spans = set.spans + first;
   int64_t first_seen = args.last_token, last_seen = 0;
   for (int m = 0; m < M; ++m) {
-    spans[m] = visible(args, shape, (first + m) / set.heads);
     first_seen = smaller(first_seen, spans[m].first);
     last_seen = larger(last_seen, spans[m].last);
   }
@@ -484,12 +496,12 @@ static __attribute__((noinline)) void attend_tile(const KVLayer& kv, const Atten
     score_pairs<M>(kv, reinterpret_cast<const uint8_t*>(set.queries) + first * row_bytes,
                    row_bytes, units, count, set.scores);
     for (int m = 0; m < M; ++m)
-      factors[m] = soften_pairs(shape, units, count, spans[m], set.scores + m * kScoreTokens,
+      factors[m] = soften_pairs(kv, shape, units, count, spans[m], set.scores + m * kScoreTokens,
                                 set.maxima + first + m, set.lane_weights + (first + m) * kLanes);
   } else {
     score_tile<type, M>(kv, set.queries + first * set.even_dim, units, count, set.scores);
     for (int m = 0; m < M; ++m)
-      factors[m] = soften<type>(shape, units, count, spans[m], set.scores + m * kScoreTokens,
+      factors[m] = soften<type>(kv, shape, units, count, spans[m], set.scores + m * kScoreTokens,
                                 set.maxima + first + m, set.weights + first + m);
   }
   constexpr int N = vectors_for(M);
