@@ -60,18 +60,13 @@ def make_batch(lengths: Sequence[int], cached: Sequence[int], vocab: int) -> Ste
     blocks = -(-(new + done) // BLOCK_SIZE)
     first = np.concatenate([[0], np.cumsum(blocks)[:-1]])
     tables = (first[:, None] + np.arange(blocks.max())[None, :]).astype(np.int32)
-    positions = np.concatenate([np.arange(a, a + n) for a, n in zip(done, new, strict=True)])
-    sequence = np.repeat(np.arange(len(new)), new)
-    slots = tables[sequence, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
     starts = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
-    ids = np.random.default_rng(0).integers(0, vocab, len(positions))
+    ids = np.random.default_rng(0).integers(0, vocab, int(new.sum()))
     return StepBatch(
         token_ids=ids.astype(np.int32),
-        positions=positions.astype(np.int32),
         cu_query_lens=starts,
         kv_lens=(new + done).astype(np.int32),
         block_tables=tables,
-        slots=slots.astype(np.int32),
         logits_rows=(starts[1:] - 1).astype(np.int32),
     )
 

@@ -114,8 +114,6 @@ class PagedDriver:
     def batch(self, *work: tuple[str, int], all_logits: bool = True) -> StepBatch:
         """Plan a step as ``step`` does, and count its tokens as computed."""
         token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
         for name, count in work:
             start, end = self._done[name], self._done[name] + count
             assert end <= len(self._tokens[name])
@@ -123,8 +121,6 @@ class PagedDriver:
             while len(table) * self.block_size < end:
                 table.append(self._free.pop())
             token_ids += self._tokens[name][start:end]
-            positions += range(start, end)
-            slots += [self._slot(table, position) for position in range(start, end)]
             self._done[name] = end
         width = max(len(self.tables[name]) for name, _ in work)
         meaningless = [NO_BLOCK] * width  # whoever reads past a sequence's blocks must fail
@@ -133,17 +129,11 @@ class PagedDriver:
         rows = np.arange(len(token_ids)) if all_logits else ends_at[1:] - 1
         return StepBatch(
             token_ids=np.array(token_ids, np.int32),
-            positions=np.array(positions, np.int32),
             cu_query_lens=ends_at.astype(np.int32),
             kv_lens=np.array([self._done[name] for name, _ in work], np.int32),
             block_tables=np.array(tables, np.int32),
-            slots=np.array(slots, np.int32),
             logits_rows=rows.astype(np.int32),
         )
-
-    def _slot(self, table: list[int], position: int) -> int:
-        index, offset = divmod(position, self.block_size)
-        return table[index] * self.block_size + offset
 
 
 def decoder_driver(

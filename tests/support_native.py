@@ -45,18 +45,13 @@ def make_batch(
     for i, count in enumerate(blocks):
         tables[i, :count] = order[taken : taken + count]
         taken += count
-    position = [np.arange(a, a + n) for a, n in zip(done, new, strict=True)]
-    positions = np.concatenate([*position, np.zeros(0, np.int64)])
-    sequence = np.repeat(np.arange(len(new)), new)
-    slots = tables[sequence, positions // block_size] * block_size + positions % block_size
+    num_tokens = int(new.sum())
     return StepBatch(
-        token_ids=rng.integers(0, vocab, len(positions)).astype(np.int32),
-        positions=positions.astype(np.int32),
+        token_ids=rng.integers(0, vocab, num_tokens).astype(np.int32),
         cu_query_lens=np.concatenate([[0], np.cumsum(new)]).astype(np.int32),
         kv_lens=(new + done).astype(np.int32),
         block_tables=tables,
-        slots=slots.astype(np.int32),
-        logits_rows=np.arange(len(positions), dtype=np.int32),
+        logits_rows=np.arange(num_tokens, dtype=np.int32),
     )
 
 

@@ -40,12 +40,16 @@ class ToyModel:
         self.batches.append(batch)
         if self.error is not None:
             raise self.error
+        positions, slots = batch.positions, batch.slots(BLOCK_SIZE)
         for i in range(batch.num_sequences):
             for row in range(batch.cu_query_lens[i], batch.cu_query_lens[i + 1]):
-                position = int(batch.positions[row])
+                position = int(positions[row])
                 before = 0 if position == 0 else self._read(batch, i, position - 1)
-                self._digests[batch.slots[row]] = digest([int(batch.token_ids[row])], before)
-        rows = [self._logits(batch, row) for row in batch.logits_rows]
+                self._digests[slots[row]] = digest([int(batch.token_ids[row])], before)
+        rows = [
+            self._logits(int(self._digests[slots[row]]), int(batch.token_ids[row]))
+            for row in batch.logits_rows
+        ]
         logits = np.array(rows, dtype=np.float32).reshape(len(rows), self._vocab_size)
         logits.setflags(write=False)
         return logits
@@ -62,10 +66,9 @@ class ToyModel:
         assert found >= 0, f"position {position} has no KV"
         return found
 
-    def _logits(self, batch: StepBatch, row: int) -> NDArray[np.float32]:
-        rng = np.random.default_rng(int(self._digests[batch.slots[row]]))
+    def _logits(self, seed: int, token_id: TokenId) -> NDArray[np.float32]:
+        rng = np.random.default_rng(seed)
         logits = (3.0 * rng.standard_normal(self._vocab_size)).astype(np.float32)
-        token_id = int(batch.token_ids[row])
         if token_id in self.spoiled:
             logits[0] = self.spoiled[token_id]
         return logits

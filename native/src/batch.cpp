@@ -20,9 +20,6 @@ std::string check_sequence(const Batch& batch, const BatchLimits& limits, int64_
     return name + "has a KV length that its block table or its tokens contradict.";
   if (!all_within(batch.block_tables + i * batch.table_width, blocks, limits.blocks))
     return name + "has a block id outside the KV cache.";
-  for (int64_t row = begin; row < end; ++row)
-    if (batch.positions[row] != kv_len - (end - row))
-      return name + "has positions that do not end at its KV length.";
   return "";
 }
 
@@ -31,8 +28,6 @@ std::string check_sequence(const Batch& batch, const BatchLimits& limits, int64_
 std::string check_batch(const Batch& batch, const BatchLimits& limits) {
   if (!all_within(batch.token_ids, batch.tokens, limits.vocab))
     return "The batch has a token id outside the vocabulary.";
-  if (!all_within(batch.slots, batch.tokens, limits.blocks * limits.block_size))
-    return "The batch has a slot outside the KV cache.";
   if (!all_within(batch.logits_rows, batch.logits, batch.tokens))
     return "The batch has a logits row outside itself.";
   if (batch.query_starts[0] != 0 || batch.query_starts[batch.sequences] != batch.tokens)
@@ -42,6 +37,24 @@ std::string check_batch(const Batch& batch, const BatchLimits& limits) {
     if (!fault.empty()) return fault;
   }
   return "";
+}
+
+void place_tokens(Batch& batch, int64_t block_size, std::vector<int32_t>& memory) {
+  memory.resize(2 * batch.tokens);
+  int32_t* positions = memory.data();
+  int32_t* slots = positions + batch.tokens;
+  for (int64_t i = 0; i < batch.sequences; ++i) {
+    const int32_t* table = batch.block_tables + i * batch.table_width;
+    const int64_t end = batch.query_starts[i + 1];
+    for (int64_t row = batch.query_starts[i]; row < end; ++row) {
+      const int64_t position = batch.kv_lens[i] - (end - row);
+      positions[row] = static_cast<int32_t>(position);
+      slots[row] = static_cast<int32_t>(table[position / block_size] * block_size +
+                                        position % block_size);
+    }
+  }
+  batch.positions = positions;
+  batch.slots = slots;
 }
 
 }  // namespace octavo

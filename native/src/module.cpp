@@ -144,25 +144,20 @@ AttentionShape shape_of(const std::vector<int64_t>& sizes, float scale, float so
   return shape;
 }
 
-Logits run(Program& program, const Ints& token_ids, const Ints& positions, const Ints& query_starts,
-           const Ints& kv_lens, const Ints& block_tables, const Ints& slots,
-           const Ints& logits_rows) {
+Logits run(Program& program, const Ints& token_ids, const Ints& query_starts, const Ints& kv_lens,
+           const Ints& block_tables, const Ints& logits_rows) {
   Batch batch{};
   batch.tokens = static_cast<int64_t>(token_ids.size());
   batch.sequences = static_cast<int64_t>(kv_lens.size());
   batch.table_width = block_tables.ndim() == 2 ? static_cast<int64_t>(block_tables.shape(1)) : 0;
   batch.logits = static_cast<int64_t>(logits_rows.size());
-  if (static_cast<int64_t>(positions.size()) != batch.tokens ||
-      static_cast<int64_t>(slots.size()) != batch.tokens ||
-      static_cast<int64_t>(query_starts.size()) != batch.sequences + 1 ||
+  if (static_cast<int64_t>(query_starts.size()) != batch.sequences + 1 ||
       static_cast<int64_t>(block_tables.size()) != batch.sequences * batch.table_width)
     throw std::invalid_argument("The batch's arrays do not fit together.");
   batch.token_ids = token_ids.data();
-  batch.positions = positions.data();
   batch.query_starts = query_starts.data();
   batch.kv_lens = kv_lens.data();
   batch.block_tables = block_tables.data();
-  batch.slots = slots.data();
   batch.logits_rows = logits_rows.data();
   const float* result;
   {
@@ -176,18 +171,18 @@ Logits run(Program& program, const Ints& token_ids, const Ints& positions, const
 // Items as (sequence, rows, KV head, first token, last token, whether states are joined).
 using PlannedItem = std::tuple<int64_t, std::vector<int32_t>, int64_t, int64_t, int64_t, bool>;
 
-std::vector<PlannedItem> plan_of(Backend& backend, const Ints& positions, const Ints& query_starts,
-                                 const Ints& kv_lens, const Ints& block_tables, int64_t heads,
-                                 int64_t window) {
+std::vector<PlannedItem> plan_of(Backend& backend, const Ints& query_starts, const Ints& kv_lens,
+                                 const Ints& block_tables, int64_t heads, int64_t window) {
   Batch batch{};
-  batch.tokens = static_cast<int64_t>(positions.size());
   batch.sequences = static_cast<int64_t>(kv_lens.size());
+  batch.tokens = query_starts.data()[batch.sequences];
   batch.table_width = static_cast<int64_t>(block_tables.shape(1));
-  batch.positions = positions.data();
   batch.query_starts = query_starts.data();
   batch.kv_lens = kv_lens.data();
   batch.block_tables = block_tables.data();
   const KVShape& kv = backend.kv().shape();
+  std::vector<int32_t> places;
+  place_tokens(batch, kv.block_size, places);
   const AttentionWork work{kv.kv_heads,   heads, window, kv.block_size, backend.kernels().lanes,
                            attention_cost(kv.dim, kv.type)};
   const AttentionPlan plan =
@@ -262,8 +257,8 @@ void bind_program(nb::module_& m) {
       .def("take_rows", [](Program& p, int in, int out) {
         p.append(op_of(Op::Kind::kTakeRows, in, out));
       }, "x"_a, "out"_a)
-      .def("run", run, "token_ids"_a, "positions"_a, "query_starts"_a, "kv_lens"_a,
-           "block_tables"_a, "slots"_a, "logits_rows"_a,
+      .def("run", run, "token_ids"_a, "query_starts"_a, "kv_lens"_a, "block_tables"_a,
+           "logits_rows"_a,
            nb::rv_policy::reference_internal);  // a view: automatic would copy
 }
 
@@ -304,8 +299,8 @@ void bind_backend(nb::module_& m) {
       .def("set_attention", [](Backend& b, bool split, bool share, bool deterministic) {
         b.attention() = {split, share, deterministic};
       }, "split"_a, "share"_a, "deterministic"_a)
-      .def("plan_attention", plan_of, "positions"_a, "query_starts"_a, "kv_lens"_a,
-           "block_tables"_a, "heads"_a, "window"_a)
+      .def("plan_attention", plan_of, "query_starts"_a, "kv_lens"_a, "block_tables"_a, "heads"_a,
+           "window"_a)
       .def("copy_block", [](Backend& b, int64_t source, int64_t target) {
         const int64_t blocks = b.kv().shape().blocks;
         if (source < 0 || source >= blocks || target < 0 || target >= blocks)

@@ -166,8 +166,9 @@ void Program::reserve(const Batch& batch) {
     counters_[i].next.store(0, std::memory_order_relaxed);
 }
 
-const float* Program::run(const Batch& batch) {
+const float* Program::run(Batch batch) {
   check(batch);
+  place_tokens(batch, kv_.shape().block_size, places_);
   reserve(batch);
   plan_step(batch);
   batch_ = &batch;

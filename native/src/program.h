@@ -60,7 +60,7 @@ class Program {
 
   // Runs a step and returns the last operation's buffer. Throws std::invalid_argument for a batch
   // whose indices leave their arrays.
-  const float* run(const Batch& batch);
+  const float* run(Batch batch);
   int64_t result_features() const;
 
  private:
@@ -129,6 +129,7 @@ class Program {
 
   // Of the step that runs.
   const Batch* batch_ = nullptr;
+  std::vector<int32_t> places_;
   bool by_blocks_ = false;
   int64_t block_rows_ = 1;
   std::vector<AttentionPlan> plans_;

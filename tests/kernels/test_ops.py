@@ -59,11 +59,9 @@ def plain_batch(token_ids: Any, rows: Any = None) -> StepBatch:
     rows = np.arange(count) if rows is None else rows
     return StepBatch(
         token_ids=np.asarray(token_ids, np.int32),
-        positions=np.arange(count, dtype=np.int32),
         cu_query_lens=np.array([0, count], np.int32),
         kv_lens=np.array([count], np.int32),
-        block_tables=np.zeros((1, 1), np.int32),
-        slots=np.zeros(count, np.int32),
+        block_tables=np.zeros((1, count), np.int32),
         logits_rows=np.asarray(rows, np.int32),
     )
 

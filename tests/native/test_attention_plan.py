@@ -73,13 +73,13 @@ def test_every_token_that_a_row_sees_is_read_once(
         batch.block_tables[i, :common] = batch.block_tables[len(chunks), :common]
     backend.allocate_kv(shape.spec, 1)
     items = backend.machine.plan_attention(  # type: ignore[attr-defined]
-        batch.positions,
         batch.cu_query_lens,
         batch.kv_lens,
         batch.block_tables,
         heads,
         window or 0,
     )
+    positions = batch.positions
     seen: dict[tuple[int, int], list[tuple[int, int]]] = {}
     pieces: Counter[tuple[int, int]] = Counter()
     sequence_of = np.repeat(np.arange(len(lengths)), lengths)
@@ -96,8 +96,8 @@ def test_every_token_that_a_row_sees_is_read_once(
         if not joined:
             assert all(pieces[row, head] == 1 for row in rows)
         if deterministic and joined and block_size == 16:
-            assert last % 512 == 0 or last == batch.positions[rows[-1]] + 1
-    for row, position in enumerate(batch.positions):
+            assert last % 512 == 0 or last == positions[rows[-1]] + 1
+    for row, position in enumerate(positions):
         oldest = max(0, position - window + 1) if window else 0
         for head in range(2):
             parts = sorted(seen[row, head])
@@ -117,7 +117,7 @@ def test_long_contexts_are_cut_and_short_ones_are_not() -> None:
     def items_of(lengths: list[int]) -> Counter[int]:
         batch = make_batch([1] * len(lengths), [n - 1 for n in lengths])
         found = backend.machine.plan_attention(  # type: ignore[attr-defined]
-            batch.positions, batch.cu_query_lens, batch.kv_lens, batch.block_tables, 3, 0
+            batch.cu_query_lens, batch.kv_lens, batch.block_tables, 3, 0
         )
         return Counter(sequence for sequence, *_ in found)
 
@@ -199,7 +199,7 @@ def test_forks_of_a_long_prompt_read_it_once() -> None:
         paged.step((name, 6))
     batch = paged.batch(*[(name, 1) for name in "01234567"])
     items = backend.machine.plan_attention(  # type: ignore[attr-defined]
-        batch.positions, batch.cu_query_lens, batch.kv_lens, batch.block_tables, 3, 0
+        batch.cu_query_lens, batch.kv_lens, batch.block_tables, 3, 0
     )
     together = [(first, last) for _, rows, _, first, last, _ in items if len(rows) == 8]
     assert sum(last - first for first, last in together) == 3 * 1024

@@ -67,11 +67,11 @@ def test_packs_a_decode_beside_two_chunks() -> None:
         [1],
         [4, 0],
     ]
-    assert batch.slots.tolist() == [13, 4, 5, 6, 16, 17, 18, 19, 0, 1]
+    assert batch.slots(BLOCK_SIZE).tolist() == [13, 4, 5, 6, 16, 17, 18, 19, 0, 1]
     assert batch.logits_rows.tolist() == [0, 3]
     for array in (batch.token_ids, batch.positions, batch.cu_query_lens, batch.kv_lens):
         assert array.dtype == np.int32
-    for array in (batch.block_tables, batch.slots, batch.logits_rows):
+    for array in (batch.slots(BLOCK_SIZE), batch.block_tables, batch.logits_rows):
         assert array.dtype == np.int32
         assert array.flags.c_contiguous
 
@@ -107,9 +107,13 @@ def test_splitting_keeps_every_token_and_every_row_of_logits(
     assert all(len(batch.logits_rows) <= max_logits for batch in batches)
     assert all(part for part in parts)
     assert all(chunk.token_ids for part in parts for chunk in part)
-    for name in ("token_ids", "positions", "slots"):
-        joined = np.concatenate([getattr(batch, name) for batch in batches])
-        assert joined.tolist() == getattr(whole, name).tolist()
+    for part in (
+        lambda batch: batch.token_ids,
+        lambda batch: batch.positions,
+        lambda batch: batch.slots(BLOCK_SIZE),
+    ):
+        joined = np.concatenate([part(batch) for batch in batches])
+        assert joined.tolist() == part(whole).tolist()
     positions = [int(b.positions[row]) for b in batches for row in b.logits_rows]
     assert positions == whole.positions[whole.logits_rows].tolist()
     scored = [i for part in parts for chunk in part for i in chunk.scored_token_ids]

@@ -63,11 +63,9 @@ def states_of(folder: Path, ids: list[int]) -> np.ndarray:
     every = np.arange(count, dtype=np.int32)
     batch = StepBatch(
         token_ids=np.array(ids, dtype=np.int32),
-        positions=every,
         cu_query_lens=np.array([0, count], dtype=np.int32),
         kv_lens=np.array([count], dtype=np.int32),
         block_tables=np.arange(blocks, dtype=np.int32)[None],
-        slots=every,
         logits_rows=every,
     )
     states: np.ndarray = np.array(backend.compile(decoder.hidden)(batch), dtype=np.float64)

@@ -48,14 +48,11 @@ def _batch(
     tokens: list[int], start: int, stop: int, blocks: NDArray[np.int32], block_size: int
 ) -> StepBatch:
     """Return the tokens from ``start`` to ``stop`` of one sequence, all their logits wanted."""
-    positions = np.arange(start, stop, dtype=np.int32)
     return StepBatch(
         token_ids=np.array(tokens[start:stop], np.int32),
-        positions=positions,
         cu_query_lens=np.array([0, stop - start], np.int32),
         kv_lens=np.array([stop], np.int32),
         block_tables=blocks[None, : -(-stop // block_size)].copy(),
-        slots=blocks[positions // block_size] * np.int32(block_size) + positions % block_size,
         logits_rows=np.arange(stop - start, dtype=np.int32),
     )
 

@@ -30,6 +30,8 @@ class NumpyStep:
     def __init__(self, batch: StepBatch, kv: NumpyKV) -> None:
         self._batch = batch
         self._kv = kv
+        self._positions = batch.positions
+        self._slots = batch.slots(kv.spec.block_size)
         self._rotations: dict[Rope, tuple[Float32, Float32]] = {}
         self._plans: dict[int | None, AttentionPlan] = {}
 
@@ -73,7 +75,7 @@ class NumpyStep:
         if attention.k_norm is not None:
             k = self.rms_norm(k, attention.k_norm, attention.norm_eps)
         cos, sin = self._rotation(attention.rope)
-        self._kv.store(attention.layer, self._batch.slots, _rotate(k, cos, sin), v)
+        self._kv.store(attention.layer, self._slots, _rotate(k, cos, sin), v)
         return _rotate(q, cos, sin).reshape(len(qkv), heads * dim)
 
     def paged_attention(self, q: Float32, attention: Attention) -> Float32:
@@ -109,7 +111,7 @@ class NumpyStep:
         found = self._rotations.get(rope)
         if found is None:
             # The product is rounded to float32, as in the tables that models were trained with.
-            angles = self._batch.positions.astype(np.float32)[:, None, None] * rope.inv_freq
+            angles = self._positions.astype(np.float32)[:, None, None] * rope.inv_freq
             magnitude = np.float32(rope.magnitude)
             found = (np.cos(angles) * magnitude, np.sin(angles) * magnitude)
             self._rotations[rope] = found

@@ -34,11 +34,6 @@ class Chunk(NamedTuple):
         return self.num_scored + self.samples
 
     @property
-    def sampling_rows(self) -> tuple[Row, ...]:
-        """Rows that choose a next token from the last token's logits."""
-        return (self.row, *self.forks) if self.samples else ()
-
-    @property
     def num_output_tokens(self) -> int:
         """Output tokens before the one that is sampled: its index in the random stream."""
         return self.start + len(self.token_ids) - self.row.num_prompt_tokens
@@ -73,6 +68,9 @@ def split_chunks(chunks: Sequence[Chunk], max_logits: int) -> Iterator[list[Chun
     Only prompt logprobs want more than one row a sequence. Cutting a chunk in two is chunked
     prefill, so the results stay the same and memory stays bounded whatever the vocabulary.
     """
+    if 0 < len(chunks) + sum(chunk.num_scored for chunk in chunks) <= max_logits:
+        yield list(chunks)  # most steps: no need to look at each
+        return
     batch: list[Chunk] = []
     room = max_logits
     for chunk in chunks:
@@ -104,43 +102,31 @@ def _cut(chunk: Chunk, length: int) -> tuple[Chunk, Chunk]:
 
 
 def build_batch(chunks: Sequence[Chunk], block_tables: Int32, block_size: int) -> StepBatch:
-    """Pack chunks side by side; ``block_tables`` is the matrix that ``Row.index`` points into."""
-    lens = np.array([len(chunk.token_ids) for chunk in chunks], dtype=np.int32)
-    starts = np.array([chunk.start for chunk in chunks], dtype=np.int32)
-    kv_lens = starts + lens
-    cu_query_lens = np.zeros(len(chunks) + 1, dtype=np.int32)
-    np.cumsum(lens, out=cu_query_lens[1:])
-    num_tokens = int(cu_query_lens[-1])
+    """Pack chunks side by side; ``block_tables`` is the matrix that ``Row.index`` points into.
 
-    width = -(-int(kv_lens.max()) // block_size)
-    rows = np.array([chunk.row.index for chunk in chunks], dtype=np.intp)
-    tables = block_tables[:, :width].take(rows, axis=0)
-
-    sequence = np.repeat(np.arange(len(chunks), dtype=np.int32), lens)
-    positions = np.arange(num_tokens, dtype=np.int32) + (starts - cu_query_lens[:-1])[sequence]
-    slots = tables[sequence, positions // block_size] * block_size + positions % block_size
-    token_ids = np.fromiter(
-        (token_id for chunk in chunks for token_id in chunk.token_ids), np.int32, num_tokens
-    )
-    return StepBatch(
-        token_ids=token_ids,
-        positions=positions,
-        cu_query_lens=cu_query_lens,
-        kv_lens=kv_lens,
-        block_tables=tables,
-        slots=slots.astype(np.int32, copy=False),
-        logits_rows=_logits_rows(chunks, cu_query_lens),
-    )
-
-
-def _logits_rows(chunks: Sequence[Chunk], cu_query_lens: Int32) -> Int32:
-    """Return, per chunk in order, its scored tokens and then its sampling one."""
-    if all(chunk.samples and not chunk.num_scored for chunk in chunks):
-        return cu_query_lens[1:] - 1
-    rows: list[int] = []
-    ends = cu_query_lens.tolist()
-    for chunk, first, stop in zip(chunks, ends[:-1], ends[1:], strict=True):
-        rows.extend(range(first, first + chunk.num_scored))
+    The logits wanted are, per chunk in order, those of its scored tokens and of its sampling one.
+    Lists become arrays at the end: most steps are decodes, a token a sequence, where each call of
+    numpy costs more than a turn of the loop.
+    """
+    token_ids: list[TokenId] = []
+    logits_rows: list[int] = []
+    ends, kv_lens, rows = [0], [], []
+    for chunk in chunks:
+        first = len(token_ids)
+        token_ids += chunk.token_ids
+        stop = len(token_ids)
+        ends.append(stop)
+        kv_lens.append(chunk.start + stop - first)
+        rows.append(chunk.row.index)
+        if chunk.num_scored:
+            logits_rows += range(first, first + chunk.num_scored)
         if chunk.samples:
-            rows.append(stop - 1)
-    return np.array(rows, dtype=np.int32)
+            logits_rows.append(stop - 1)
+    width = -(-max(kv_lens) // block_size)
+    return StepBatch(
+        token_ids=np.array(token_ids, np.int32),
+        cu_query_lens=np.array(ends, np.int32),
+        kv_lens=np.array(kv_lens, np.int32),
+        block_tables=block_tables[:, :width].take(rows, axis=0),
+        logits_rows=np.array(logits_rows, np.int32),
+    )

@@ -103,7 +103,6 @@ class Backend:
     def set_attention(self, split: bool, share: bool, deterministic: bool) -> None: ...
     def plan_attention(
         self,
-        positions: NDArray[np.int32],
         query_starts: NDArray[np.int32],
         kv_lens: NDArray[np.int32],
         block_tables: NDArray[np.int32],
@@ -157,10 +156,8 @@ class Program:
     def run(
         self,
         token_ids: NDArray[np.int32],
-        positions: NDArray[np.int32],
         query_starts: NDArray[np.int32],
         kv_lens: NDArray[np.int32],
         block_tables: NDArray[np.int32],
-        slots: NDArray[np.int32],
         logits_rows: NDArray[np.int32],
     ) -> NDArray[np.float32]: ...

@@ -153,11 +153,9 @@ class NativeBackend:
             try:
                 return program.run(
                     batch.token_ids,
-                    batch.positions,
                     batch.cu_query_lens,
                     batch.kv_lens,
                     batch.block_tables,
-                    batch.slots,
                     batch.logits_rows,
                 )
             except ValueError as error:
