@@ -15,14 +15,11 @@ namespace {
 
 // Turns of a spin loop before a waiting thread lets others run, some 100 microseconds. Phases of a
 // step end closer together than that: whoever waits longer shares its CPU with what it waits for,
-// or waits for a thread that the server's event loop keeps from its CPU.
+// or waits for a thread that the server's event loop keeps from its CPU, or for the next step.
 constexpr int kSpinsBeforeYield = 2000;
 // How long it does so until it sleeps. Only a CPU that is idle makes the system move others there,
 // from where they are in a worker's way.
 constexpr auto kYielding = std::chrono::microseconds(300);
-// Turns of a spin loop between two steps before a worker sleeps: some 100 microseconds, the time
-// that the engine needs to sample and plan.
-constexpr int kSpinsBeforeSleep = 3000;
 
 inline void pause_cpu() {
 #if defined(__x86_64__)
@@ -115,10 +112,7 @@ void Pool::work(int thread, int cpu) {
   if (cpu >= 0) pin_this_thread(cpu);
   unsigned seen = 0;
   for (;;) {
-    for (int spins = 0; ticket_.load(std::memory_order_acquire) == seen && spins < kSpinsBeforeSleep;
-         ++spins)
-      pause_cpu();
-    ticket_.wait(seen, std::memory_order_acquire);
+    wait_for_change(ticket_, seen);
     ++seen;
     if (stopping_.load(std::memory_order_acquire)) return;
     (*job_)(thread);

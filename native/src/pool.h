@@ -1,4 +1,4 @@
-// Threads that work on one step together: they spin while a step runs and sleep between steps.
+// Threads that work on one step together: they spin while it runs, and sleep if none follows soon.
 #pragma once
 
 #include <atomic>
