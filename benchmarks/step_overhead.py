@@ -1,13 +1,16 @@
-"""Time around the model in a step of 64 decodes: scheduler, KV cache, batch, sampler, output.
+"""Time around the model in steps of 1 and 64 decodes: scheduler, cache, batch, sampler, output.
 
     python benchmarks/step_overhead.py                 # shares of a step of the default model
     python benchmarks/step_overhead.py --kinds         # all kinds of sampling, without a model
 
 Contexts are short (128 tokens and up), so the model's part is as small as it gets. Sequences reach
-the ends of their blocks in turn, so every step allocates and registers some. On a machine that
-others use, trust the least values, not the medians. "scheduler" is ``schedule`` and ``update``
+the ends of their blocks in turn, so every step of 64 allocates and registers some. On a machine
+that others use, trust the least values, not the medians. "scheduler" is ``schedule`` and ``update``
 without what they spend in the KV cache, which a second run measures; "output" is what the front
-end's thread does with the tokens.
+end's thread does with the tokens; "around" is all but the model.
+
+The model reads its weights through all caches, so what comes after it finds neither its code nor
+its data there. At batch 1 that costs more than the work itself; ``--kinds`` shows warm caches.
 """
 
 import argparse
@@ -78,6 +81,11 @@ class Parts:
         return self.scheduler + self.kvcache + self.batch + self.model + self.sampler
 
     @property
+    def around(self) -> float:
+        """All but the model."""
+        return self.total - self.model + self.output
+
+    @property
     def share(self) -> float:
         """What scheduler and KV cache take of a step."""
         return (self.scheduler + self.kvcache) / self.total
@@ -146,7 +154,7 @@ class TimedCache(KVCacheManager):
 
 
 class Bench:
-    """64 sequences on a scheduler and a runner."""
+    """Sequences on a scheduler and a runner."""
 
     def __init__(
         self,
@@ -155,6 +163,7 @@ class Bench:
         vocab_size: int,
         sampling: SamplingParams,
         *,
+        num_sequences: int = NUM_SEQUENCES,
         tokenizer: Tokenizer | None = None,
         cache: type[KVCacheManager] = KVCacheManager,
     ) -> None:
@@ -178,7 +187,7 @@ class Bench:
         )
         self.processor = None if tokenizer is None else OutputProcessor(tokenizer, NullObserver())
         rng = np.random.default_rng(1)
-        for index in range(NUM_SEQUENCES):
+        for index in range(num_sequences):
             length = NUM_PROMPT_TOKENS + index % BLOCK_SIZE
             self._add(index, rng.integers(vocab_size, size=length).tolist(), sampling)
         while any(s.num_uncomputed > 1 for s in self.scheduler.running.values()) or (
@@ -223,10 +232,17 @@ def prepared(logits: NDArray[np.float32]) -> StepFunction:
     return lambda batch: logits[: len(batch.logits_rows)]
 
 
-def cache_share(num_steps: int) -> float:
+def cache_share(num_steps: int, num_sequences: int = NUM_SEQUENCES) -> float:
     """Return the KV cache's share of what scheduler and KV cache take together."""
     logits = np.zeros((NUM_SEQUENCES, 64), np.float32)
-    bench = Bench(prepared(logits), NumpyBackend("float32"), 64, GREEDY, cache=TimedCache)
+    bench = Bench(
+        prepared(logits),
+        NumpyBackend("float32"),
+        64,
+        GREEDY,
+        num_sequences=num_sequences,
+        cache=TimedCache,
+    )
     cache = bench.cache
     assert isinstance(cache, TimedCache)
     shares = []
@@ -254,15 +270,25 @@ def with_model(choice: Choice, num_steps: int) -> None:
     model = LoadedModel(choice, limits)
     source = open_checkpoint(resolve_model(choice.model, cache_dir=default_cache_dir()).path)
     tokenizer = load_tokenizer(source.tokenizer_source, model_vocab_size=model.vocab_size)
-    bench = Bench(model.step, model.backend, model.vocab_size, GREEDY, tokenizer=tokenizer)
-    steps = bench.measure(num_steps)
-    cache = cache_share(num_steps)
-    print(f"{model.what}, greedy: {num_steps} steps of {NUM_SEQUENCES} decodes, milliseconds")
-    print(f"{'':<8}{HEAD}{'step':>11}  scheduler + kvcache")
-    for name, pick in (("median", statistics.median), ("least", min)):
-        parts = summary(steps, cache, pick)
-        around = parts.scheduler + parts.kvcache
-        print(f"{name:<8}{parts}{parts.total:>11.2f}  {around:.3f} ms, {parts.share:.2%} of a step")
+    print(f"{model.what}, greedy: {num_steps} steps, milliseconds")
+    print(f"{'decodes':<12}{HEAD}{'around':>11}{'step':>11}  scheduler + kvcache")
+    for num_sequences in (1, NUM_SEQUENCES):
+        bench = Bench(
+            model.step,
+            model.backend,
+            model.vocab_size,
+            GREEDY,
+            num_sequences=num_sequences,
+            tokenizer=tokenizer,
+        )
+        steps = bench.measure(num_steps)
+        cache = cache_share(num_steps, num_sequences)
+        for name, pick in (("median", statistics.median), ("least", min)):
+            parts = summary(steps, cache, pick)
+            print(
+                f"{num_sequences:<4}{name:<8}{parts}{parts.around:>11.3f}{parts.total:>11.2f}"
+                f"  {parts.scheduler + parts.kvcache:.3f} ms, {parts.share:.2%} of a step"
+            )
 
 
 def without_model(choice: Choice, num_steps: int) -> None:
