@@ -2,20 +2,17 @@
 
 import codecs
 from collections.abc import Sequence
-from typing import Final
 
 from octavo.core.ids import TokenId
 from octavo.models.tokenizer import Tokenizer
-
-_REPLACING_DECODER: Final = codecs.getincrementaldecoder("utf-8")
 
 
 class IncrementalDetokenizer:
     """Gives out text as soon as it is certain; looks at each token once.
 
-    Tokens are bytes, and a UTF-8 decoder holds back those of an unfinished character: three at
-    most, so bytes that will never make a character are not held for long either. All that was
-    given out equals ``tokenizer.decode`` of all ids, however they were cut into pushes.
+    Tokens are bytes, and those of an unfinished character are held back: three at most, so bytes
+    that will never make a character are not held for long either. All that was given out equals
+    ``tokenizer.decode`` of all ids, however they were cut into pushes.
     """
 
     def __init__(
@@ -32,7 +29,8 @@ class IncrementalDetokenizer:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._strips_space = tokenizer.strips_leading_space and not continuation
-        self._decoder = _REPLACING_DECODER(errors="replace")
+        self._held = b""
+        """The start of a character that is not complete."""
 
     def push(self, token_ids: Sequence[TokenId]) -> str:
         """Add tokens; return the text that is certain now and was not before.
@@ -45,8 +43,14 @@ class IncrementalDetokenizer:
         if self._strips_space and data:
             self._strips_space = False
             data = data.removeprefix(b" ")
-        return self._decoder.decode(data)
+        return self._decode(data, final=False)
 
     def finish(self) -> str:
         """End the text; return the rest: U+FFFD if it ends in the middle of a character."""
-        return self._decoder.decode(b"", final=True)
+        return self._decode(b"", final=True)
+
+    def _decode(self, data: bytes, *, final: bool) -> str:
+        data = self._held + data
+        text, num_bytes = codecs.utf_8_decode(data, "replace", final)
+        self._held = data[num_bytes:]
+        return text

@@ -22,7 +22,6 @@ class _Completion:
     """A live completion; ``ended`` holds the reason once the caller has its last delta."""
 
     text: TextStream
-    num_cached_tokens: int = 0
     num_tokens: int = 0
     ended: FinishReason | None = None
 
@@ -40,7 +39,7 @@ class _Answer:
         self.best_of = BestOf(sampling) if sampling.num_reported > sampling.n else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Processed:
     """What came of one engine output."""
 
@@ -105,7 +104,6 @@ class OutputProcessor:
     def _advance(
         self, answer: _Answer, completion: _Completion, output: SequenceOutput
     ) -> Processed:
-        completion.num_cached_tokens = output.num_cached_tokens
         text = completion.text.push(
             output.new_token_ids,
             last=output.finish_reason is not None,
@@ -121,10 +119,10 @@ class OutputProcessor:
             logprobs=output.new_logprobs[: text.num_tokens],
             prompt_logprobs=output.prompt_logprobs,
             num_prompt_tokens=len(answer.request.prompt_token_ids),
-            num_cached_tokens=completion.num_cached_tokens,
+            num_cached_tokens=output.num_cached_tokens,
             num_generated_tokens=completion.num_tokens,
             finish_reason=reason,
-            stop_reason=self._stop_reason(answer.request, output, text.stop),
+            stop_reason=_stop_reason(answer.request, output, text.stop) if reason else None,
             error=output.error,
             embedding=output.embedding,
         )
@@ -133,11 +131,10 @@ class OutputProcessor:
         stopped_after = None if told else completion.num_tokens
         return Processed(output.request_id, output.index, deltas, stopped_after)
 
-    @staticmethod
-    def _stop_reason(
-        request: Request, output: SequenceOutput, stop: str | None
-    ) -> str | int | None:
-        if stop is not None:
-            return stop
-        asked = request.sampling.stop_token_ids
-        return output.stop_token_id if output.stop_token_id in asked else None
+
+def _stop_reason(request: Request, output: SequenceOutput, stop: str | None) -> str | int | None:
+    """Return what ended a text: a stop string or an id that was asked for, else None."""
+    if stop is not None:
+        return stop
+    asked = request.sampling.stop_token_ids
+    return output.stop_token_id if output.stop_token_id in asked else None

@@ -9,9 +9,12 @@ from octavo.core.ids import TokenId
 from octavo.core.request import FinishReason, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GenerationDelta:
-    """What is new in one completion of a prompt."""
+    """What is new in one completion of a prompt. Nobody changes it.
+
+    It is not frozen because every step makes one for each sequence; see ``SequenceOutput``.
+    """
 
     index: int
     """Which of the n completions."""

@@ -1,7 +1,7 @@
 """The text of one completion: tokens in, text out, cut at stop strings."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from octavo.core.ids import TokenId
 from octavo.core.sampling import SamplingParams
@@ -10,8 +10,7 @@ from octavo.engine.stop_strings import StopStringMatcher
 from octavo.models.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(NamedTuple):
     """What some tokens added to the text."""
 
     text: str
@@ -31,6 +30,7 @@ class TextStream:
         self._detokenizer = IncrementalDetokenizer(
             tokenizer, skip_special_tokens=sampling.skip_special_tokens
         )
+        self._has_stops = bool(sampling.stop)
         self._matcher = StopStringMatcher(
             sampling.stop, include=sampling.include_stop_str_in_output
         )
@@ -45,6 +45,11 @@ class TextStream:
 
         ``stop_token`` says that the last of them ended the output; it leaves no text.
         """
+        if not self._has_stops:  # then nothing depends on which token brought which text
+            skips_last = stop_token and not self._keep_stop_token
+            text = self._detokenizer.push(token_ids[:-1] if skips_last else token_ids)
+            text += self._detokenizer.finish() if last else ""
+            return TextDelta(text, len(token_ids), None)
         texts = []
         for count, token_id in enumerate(token_ids, start=1):
             self._num_tokens += 1

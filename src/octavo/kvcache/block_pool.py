@@ -50,8 +50,8 @@ class BlockPool:
 
     def usage(self) -> CacheUsage:
         """Count the blocks in each state."""
-        used = self.num_total - self.num_available
-        return CacheUsage(self.num_total, self.num_free, self.num_cached, used)
+        total, free, cached = len(self._blocks), len(self._free), len(self._cached)
+        return CacheUsage(total, free, cached, total - free - cached)
 
     def allocate(self) -> BlockId:
         """Take a free block with one reference.

@@ -93,8 +93,6 @@ class SequenceRows:
         Raises:
             InvariantError: one of them has no row, or other tokens.
         """
-        if not scheduled.forks:
-            return ()
         rows = tuple(row for name in scheduled.forks if (row := self._rows.get(name)) is not None)
         stop = scheduled.start + len(scheduled.token_ids)
         if len(rows) < len(scheduled.forks) or any(row.num_tokens != stop for row in rows):
@@ -128,7 +126,13 @@ class SequenceRows:
                 f"Sequence {row.sequence_id} is scheduled from {scheduled.start} to {stop}, but "
                 f"only {row.num_tokens} tokens are known."
             )
-        self._update_table(row, scheduled, stop)
+        if scheduled.block_ids:
+            self._update_table(row, scheduled)
+        if row.num_blocks * self._block_size < stop:
+            raise InvariantError(
+                f"The {row.num_blocks} blocks of sequence {row.sequence_id} do not hold its "
+                f"{stop} tokens."
+            )
         if stop > row.num_tokens:
             output = scheduled.token_ids[row.num_tokens - scheduled.start :]
             row.sampling.note_output(output)
@@ -137,21 +141,15 @@ class SequenceRows:
             row.num_tokens = stop
         return row
 
-    def _update_table(self, row: Row, scheduled: ScheduledSequence, stop: int) -> None:
+    def _update_table(self, row: Row, scheduled: ScheduledSequence) -> None:
         first, block_ids = scheduled.first_block, scheduled.block_ids
-        if block_ids:
-            if first > row.num_blocks or first + len(block_ids) > self._tables.shape[1]:
-                raise InvariantError(
-                    f"Blocks {first} to {first + len(block_ids)} do not continue the table of "
-                    f"sequence {row.sequence_id}, which has {row.num_blocks}."
-                )
-            self._tables[row.index, first : first + len(block_ids)] = block_ids
-            row.num_blocks = first + len(block_ids)
-        if row.num_blocks * self._block_size < stop:
+        if first > row.num_blocks or first + len(block_ids) > self._tables.shape[1]:
             raise InvariantError(
-                f"The {row.num_blocks} blocks of sequence {row.sequence_id} do not hold its "
-                f"{stop} tokens."
+                f"Blocks {first} to {first + len(block_ids)} do not continue the table of "
+                f"sequence {row.sequence_id}, which has {row.num_blocks}."
             )
+        self._tables[row.index, first : first + len(block_ids)] = block_ids
+        row.num_blocks = first + len(block_ids)
 
     def _grow(self) -> None:
         """Double the rows: a plan may name new sequences before it releases old ones."""

@@ -76,19 +76,24 @@ class Runner:
         if plan.copies:
             self._copy_blocks(plan.copies)
         rows = self._rows
-        chunks = [make_chunk(rows.update(item), item, rows.forks(item)) for item in plan.scheduled]
+        chunks = [
+            make_chunk(rows.update(item), item, rows.forks(item) if item.forks else ())
+            for item in plan.scheduled
+        ]
         if self._grammars:
             self._grammars.prepare(
                 (row.sequence_id, chunk.num_output_tokens)
                 for chunk in chunks
-                for row in chunk.sampling_rows
+                if chunk.samples
+                for row in (chunk.row, *chunk.forks)
             )
         result = _Result()
         if self._pooler is not None:
             chunks = self._pool(chunks, result)
         for batch in split_chunks(chunks, self._max_logits):
             logits = self._step(build_batch(batch, self._rows.block_tables, self._block_size))
-            self._score_prompts(batch, logits, result)
+            if any(chunk.num_scored for chunk in batch):
+                self._score_prompts(batch, logits, result)
             self._sample(batch, logits, result)
         return result.output()
 
@@ -138,31 +143,37 @@ class Runner:
         logits_rows: list[int] = []
         end = 0
         for chunk in batch:
-            end += chunk.num_logits
-            for row in chunk.sampling_rows:
+            end += chunk.num_scored
+            if not chunk.samples:
+                continue
+            num_output_tokens = chunk.num_output_tokens
+            for row in (chunk.row, *chunk.forks):
                 rows.append(row)
-                draws.append(chunk.num_output_tokens)
-                logits_rows.append(end - 1)
+                draws.append(num_output_tokens)
+                logits_rows.append(end)
+            end += 1
         if not rows:
             return
         states = [row.sampling for row in rows]
         masks = self._masks(rows, draws, result)
         sampled = self._sampler.sample(logits, states, draws, masks, logits_rows)
-        for i, (row, token_id) in enumerate(zip(rows, sampled.token_ids, strict=True)):
-            sequence_id = row.sequence_id
-            if i in sampled.failures:
-                result.failed.setdefault(sequence_id, sampled.failures[i])
-            if sequence_id in result.failed:
-                continue
-            self._accept(sequence_id, token_id, result)
-            if i in sampled.logprobs:
-                result.logprobs[sequence_id] = (sampled.logprobs[i],)
+        for row, token_id in zip(rows, sampled.token_ids, strict=True):
+            result.sampled[row.sequence_id] = (token_id,)
+        for i, error in sampled.failures.items():
+            result.failed.setdefault(rows[i].sequence_id, error)
+        for i, scores in sampled.logprobs.items():
+            result.logprobs[rows[i].sequence_id] = (scores,)
+        if self._grammars:
+            for row in rows:
+                self._accept(row.sequence_id, result)
 
     def _masks(
         self, rows: Sequence[Row], draws: Sequence[int], result: "_Result"
     ) -> dict[int, Mask]:
         """Return the masks of rows that ban tokens, waiting for those of grammars."""
         masks: dict[int, Mask] = {}
+        if not self._grammars and not any(row.bans for row in rows):
+            return masks
         for i, (row, num_output_tokens) in enumerate(zip(rows, draws, strict=True)):
             mask = None
             if self._grammars:
@@ -177,11 +188,12 @@ class Runner:
                 masks[i] = mask
         return masks
 
-    def _accept(self, sequence_id: SequenceId, token_id: TokenId, result: "_Result") -> None:
-        """Record a sampled token, and what its grammar makes of it."""
-        result.sampled[sequence_id] = (token_id,)
-        if not self._grammars:
+    def _accept(self, sequence_id: SequenceId, result: "_Result") -> None:
+        """Let the grammar of a sequence, if it has one, go on by the token that was sampled."""
+        assert self._grammars is not None
+        if sequence_id in result.failed:
             return
+        (token_id,) = result.sampled[sequence_id]
         try:
             accepted = self._grammars.accept(sequence_id, token_id)
         except RequestError as error:

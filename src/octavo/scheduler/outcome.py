@@ -10,9 +10,9 @@ from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.stop import finish_reason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepUpdate:
-    """What a step brought its requests; beam searches come last."""
+    """What a step brought its requests; beam searches come last. Nobody changes it."""
 
     outputs: tuple[SequenceOutput, ...] = ()
     """For each request that got tokens or ended; others have none."""
@@ -41,11 +41,10 @@ class StepOutcome:
         self._gaps: list[float] = []
         self._num_prompt = 0
 
-    def count_computed(self, sequence: Sequence, item: ScheduledSequence) -> None:
-        """Count the computed tokens that belong to a prefill, not to a decode."""
-        if item.start < sequence.prefill_end:
-            end = min(item.start + len(item.token_ids), sequence.prefill_end)
-            self._num_prompt += end - item.start
+    def count_prefilled(self, sequence: Sequence, item: ScheduledSequence) -> None:
+        """Count the computed tokens that belong to a prefill, which some do, not to a decode."""
+        end = min(item.start + len(item.token_ids), sequence.prefill_end)
+        self._num_prompt += end - item.start
 
     def add_tokens(self, sequence: Sequence, result: ModelRunnerOutput) -> FinishReason | None:
         """Append the sampled tokens up to the one that ends the output, and emit them.
@@ -153,16 +152,15 @@ class StepOutcome:
             sequence.take_prompt_logprobs() if sequence.wants_prompt_logprobs else None,
             sequence.num_cached_tokens,
             reason,
-            _stop_token(sequence, reason),
-            index=sequence.index,
-            embedding=embedding,
+            _stop_token(sequence) if reason is FinishReason.STOP else None,
+            None,
+            embedding,
+            sequence.index,
         )
         self._outputs.append(output)
 
 
-def _stop_token(sequence: Sequence, reason: FinishReason | None) -> TokenId | None:
+def _stop_token(sequence: Sequence) -> TokenId | None:
     """Return the last token if the output stops with it; a grammar may stop with any other."""
-    if reason is not FinishReason.STOP:
-        return None
     last = sequence.token_ids[-1]
     return last if last in sequence.ending_token_ids else None

@@ -177,8 +177,9 @@ class Scheduler:
         """
         self._take_in_flight(plan)
         updater = StepUpdater(self._roster, self._cache, result, now)
+        running = self._roster.running
         for item in plan.scheduled:
-            sequence = self._roster.running.get(item.sequence_id)
+            sequence = running.get(item.sequence_id)
             if sequence is not None:  # else it left while the plan was executed
                 updater.advance(sequence, item)
         return self._finish_step(updater)
@@ -252,18 +253,21 @@ class Scheduler:
             self._preempt(self._preemption.victim(stalled), draft)
         return bool(stalled)
 
-    def _split_running(self) -> tuple[list[Sequence], list[Sequence]]:
-        decodes: list[Sequence] = []
+    def _split_running(self) -> tuple[list[tuple[Sequence, int]], list[Sequence]]:
+        """Return the decodes, with the tokens that are due in each, and the prefills."""
+        decodes: list[tuple[Sequence, int]] = []
         prefills: list[Sequence] = []
         for sequence in self._roster.running.values():
-            lag = sequence.num_due
-            if lag == 1 or (lag and sequence.num_computed >= sequence.prefill_end):
-                decodes.append(sequence)
-            elif lag:
+            due = sequence.num_due
+            if due == 1 or (due and sequence.num_computed >= sequence.prefill_end):
+                decodes.append((sequence, due))
+            elif due:
                 prefills.append(sequence)
         return decodes, prefills
 
-    def _continue_decodes(self, decodes: list[Sequence], draft: StepDraft) -> list[Sequence]:
+    def _continue_decodes(
+        self, decodes: list[tuple[Sequence, int]], draft: StepDraft
+    ) -> list[Sequence]:
         """Place decodes: one token each, or several where a grammar forced them.
 
         As ``max_num_seqs`` tokens fit the budget, each gets at least one.
@@ -273,9 +277,9 @@ class Scheduler:
         """
         num_behind = len(decodes)
         cut: list[Sequence] = []
-        for sequence in decodes:
+        for sequence, due in decodes:
             num_behind -= 1
-            size = due = sequence.num_due
+            size = due
             if due > 1:
                 size = min(due, MAX_DECODE_TOKENS, draft.budget.left - num_behind)
                 if size < due:

@@ -39,7 +39,8 @@ class StepUpdater:
         if error is not None:
             self.fail(sequence, item, error)
             return
-        self._outcome.count_computed(sequence, item)
+        if item.start < sequence.prefill_end:
+            self._outcome.count_prefilled(sequence, item)
         sequence.num_computed += len(item.token_ids)
         self._cache.commit(sequence.sequence_id, sequence.token_ids, sequence.num_computed)
         if sequence.wants_prompt_logprobs:
