@@ -49,6 +49,13 @@ static __attribute__((noinline)) void finish_tile(const PackedWeight& weight, co
 template <Format format, bool wide, int M>
 static __attribute__((noinline)) void tile(const PackedWeight& weight, const GemmArgs& args,
                                            const TileArgs& at, int64_t panel, int64_t row) {
+  // What finishing the tile reads and writes comes while it is computed.
+  const float* ends = args.residual ? args.residual : args.out;
+  ends += row * args.out_stride + panel * (weight.gated ? kLanes : kPanel);
+  for (int m = 0; m < M; ++m, ends += args.out_stride) {
+    __builtin_prefetch(ends, 1);
+    if (!weight.gated) __builtin_prefetch(ends + kLanes, 1);
+  }
   float sums[M * kPanel] __attribute__((aligned(64)));
   tile_sums<format, wide, M>(weight, at, sums);
   finish_tile(weight, args, panel, row, M, sums);
