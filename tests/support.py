@@ -7,6 +7,8 @@ from octavo.models.source import default_cache_dir
 
 REPO = Path(__file__).resolve().parent.parent
 SHARED = REPO.parent / "shared"
+PATIENCE_S = 120.0
+"""How long a test waits for what must come: it is to end tests that would hang, and no others."""
 
 
 def default_model() -> Path | None:

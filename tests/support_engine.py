@@ -16,7 +16,8 @@ from octavo.core.request import CacheIdentity
 from octavo.core.sampling import SamplingParams
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.core import EngineCore
-from octavo.engine.factory import EngineParts, EngineSettings, async_engine, build_engine
+from octavo.engine.factory import EngineParts, EngineSettings, build_engine
+from octavo.engine.grammars import GrammarPool
 from octavo.engine.outputs import GenerationDelta, ModelInfo
 from octavo.engine.requests import RequestBuilder
 from octavo.kvcache.manager import KVCacheManager
@@ -25,6 +26,7 @@ from octavo.models.tokenizer_source import FolderTokenizerSource
 from octavo.runner.fake import FakeRunner, Faults
 from octavo.scheduler.intake import Intake
 from octavo.scheduler.scheduler import Scheduler
+from support import PATIENCE_S
 from support_loading import tokenizer_tokens, write_hf_folder, write_tokenizer_files
 
 IDENTITY = CacheIdentity("model", "tokenizer", "float32")
@@ -57,7 +59,7 @@ class Held:
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         if self._steps == self._after:
-            assert self.gate.wait(30)
+            assert self.gate.wait(PATIENCE_S)
         self._steps += 1
         return self._runner.execute(plan)
 
@@ -137,10 +139,20 @@ def tiny_parts(
     )
 
 
+def patient_engine(parts: EngineParts) -> AsyncEngine:
+    """Put the front end of servers before an engine; grammars get a slow machine's time."""
+    grammars = (
+        None if parts.grammars is None else GrammarPool(parts.grammars, time_limit_s=PATIENCE_S)
+    )
+    return AsyncEngine(
+        parts.core, parts.tokenizer, parts.requests, parts.info, parts.observer, grammars
+    )
+
+
 @asynccontextmanager
 async def running(parts: EngineParts) -> AsyncIterator[AsyncEngine]:
     """Serve while the block runs."""
-    engine = async_engine(parts)
+    engine = patient_engine(parts)
     engine.start()
     try:
         yield engine

@@ -10,8 +10,7 @@ import httpx
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from octavo.engine.factory import async_engine
-from support_engine import Recorder, tiny_parts
+from support_engine import Recorder, patient_engine, tiny_parts
 from support_grammar import fits
 from support_server import (
     CHAT,
@@ -53,7 +52,7 @@ BAD_SHAPES: list[dict[str, Any]] = [
 async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the real server on a real engine with a tiny random model."""
     parts = tiny_parts(tmp_path / "model", Recorder(), max_model_len=256, debug_invariants=True)
-    engine = async_engine(parts)
+    engine = patient_engine(parts)
     engine.start()
     transport = httpx.ASGITransport(app=make_app(engine))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
@@ -163,7 +162,7 @@ async def test_the_openai_client_parses(tmp_path: Path) -> None:
     """Turns red when ``client.chat.completions.parse`` does not get a pydantic model back."""
     openai = pytest.importorskip("openai")
     parts = tiny_parts(tmp_path / "model", Recorder(), max_model_len=512)
-    with live_server(lambda: async_engine(parts)) as server:
+    with live_server(lambda: patient_engine(parts)) as server:
         client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         async with client:
             completion = await client.chat.completions.parse(

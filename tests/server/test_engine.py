@@ -10,10 +10,11 @@ import openai
 import pytest
 
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.factory import EngineSettings, async_engine, build_engine
+from octavo.engine.factory import EngineSettings, build_engine
 from octavo.models.tokenizer import Tokenizer
 from octavo.runner.fake import Faults
-from support_engine import Recorder, byte_tokenizer, fake_parts, tiny_parts
+from support import PATIENCE_S
+from support_engine import Recorder, byte_tokenizer, fake_parts, patient_engine, tiny_parts
 from support_server import (
     CHAT,
     COMPLETIONS,
@@ -43,7 +44,7 @@ async def serving(engine: AsyncEngine) -> AsyncIterator[httpx.AsyncClient]:
     try:
         async with client_of(engine) as client:
             yield client
-        assert await engine.drain(10)
+        assert await engine.drain(PATIENCE_S)
         assert engine.stats().usage.num_used == 0
     finally:
         engine.shutdown()
@@ -51,12 +52,12 @@ async def serving(engine: AsyncEngine) -> AsyncIterator[httpx.AsyncClient]:
 
 def fake(tokenizer: Tokenizer, **settings: Any) -> AsyncEngine:
     """The real engine around a runner whose tokens are a pure function of what came before."""
-    return async_engine(fake_parts(tokenizer, Recorder(), **settings))
+    return patient_engine(fake_parts(tokenizer, Recorder(), **settings))
 
 
 def tiny(folder: Path) -> AsyncEngine:
     """The real engine with a tiny random model."""
-    return async_engine(tiny_parts(folder, Recorder(), max_model_len=128, block_size=16))
+    return patient_engine(tiny_parts(folder, Recorder(), max_model_len=128, block_size=16))
 
 
 async def ask(client: httpx.AsyncClient, path: str, **body: Any) -> dict[str, Any]:
@@ -258,7 +259,7 @@ def assistant(model_path: Path) -> Iterator[str]:
     """The address of a server of the default model."""
     settings = EngineSettings(model=model_path, served_model_name=NAME, max_model_len=512)
     parts = build_engine(settings, Recorder())
-    with live_server(lambda: async_engine(parts)) as server:
+    with live_server(lambda: patient_engine(parts)) as server:
         yield server.url
 
 

@@ -15,13 +15,14 @@ import pytest
 from pydantic import BaseModel
 
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.factory import EngineSettings, async_engine, build_engine
+from octavo.engine.factory import EngineSettings, build_engine
 from octavo.runner.grammar import GrammarCompiler, Vocabulary
 from octavo.server.protocol.tools import ChatTool
 from octavo.server.tools.constraint import free_calls
 from octavo.server.tools.output import OutputFormat
 from octavo.server.tools.styles import HERMES, LLAMA3, MISTRAL, STYLES, ToolStyle
-from support_engine import Recorder, byte_tokenizer, tiny_parts
+from support import PATIENCE_S
+from support_engine import Recorder, byte_tokenizer, patient_engine, tiny_parts
 from support_loading import write_hf_folder
 from support_server import CHAT, HELLO, NAME, client_of, live_server, parse_events, reasons_of
 from support_tools import joined_message
@@ -46,12 +47,12 @@ SCHEMAS = {"move": MOVE, "stop": {"type": "object", "maxProperties": 0}}
 @asynccontextmanager
 async def serving(folder: Path, style: ToolStyle | None = None) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a real engine around a tiny random model of bytes."""
-    engine = async_engine(tiny_parts(folder, Recorder(), max_model_len=4096))
+    engine = patient_engine(tiny_parts(folder, Recorder(), max_model_len=4096))
     engine.start()
     try:
         async with client_of(engine, tool_style=style) as client:
             yield client
-        assert await engine.drain(10)
+        assert await engine.drain(PATIENCE_S)
         assert engine.stats().usage.num_used == 0
     finally:
         engine.shutdown()
@@ -208,7 +209,7 @@ def smollm2(model_path: Path) -> Iterator[str]:
         settings = EngineSettings(
             model=model_path, served_model_name=NAME, max_model_len=1024, max_num_seqs=4
         )
-        return async_engine(build_engine(settings, Recorder()))
+        return patient_engine(build_engine(settings, Recorder()))
 
     with live_server(engine) as server:
         yield server.url
@@ -234,7 +235,7 @@ def test_messages_parse(folder: Path) -> None:
     back from a tiny random model, as its schema binds the answer."""
 
     def engine() -> AsyncEngine:
-        return async_engine(tiny_parts(folder, Recorder(), max_model_len=1024))
+        return patient_engine(tiny_parts(folder, Recorder(), max_model_len=1024))
 
     said: Any = [{"role": "user", "content": "Where to?"}]
     with (

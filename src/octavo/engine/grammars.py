@@ -90,19 +90,24 @@ class GrammarPool:
             return await self._result(spec, overdue, deadline)
         if len(self._overdue) >= MAX_OVERDUE:
             raise _overloaded()
+        has_queued = self._slots.locked()
         try:
             await asyncio.wait_for(self._slots.acquire(), self._time_limit_s)
         except TimeoutError:
             raise _overloaded() from None
         try:
-            return await self._result(
-                spec, self._threads.submit(self._compiler.compile, spec), deadline
-            )
+            future = self._threads.submit(self._compiler.compile, spec)
+            return await self._result(spec, future, deadline, has_queued=has_queued)
         finally:
             self._slots.release()
 
     async def _result(
-        self, spec: StructuredOutput, future: Future[CompiledGrammar], deadline: float
+        self,
+        spec: StructuredOutput,
+        future: Future[CompiledGrammar],
+        deadline: float,
+        *,
+        has_queued: bool = False,
     ) -> CompiledGrammar:
         compiling = asyncio.wrap_future(future)
         compiling.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -111,6 +116,8 @@ class GrammarPool:
         if done:
             return compiling.result()
         self._overdue[spec] = future
+        if has_queued:  # it had less than its time
+            raise _overloaded()
         raise InvalidRequestError(
             f"{spec.param} takes more than {self._time_limit_s:g} s to compile: simplify it.",
             param=spec.param,
