@@ -4,8 +4,17 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from support import SHARED, default_model
+
+settings.register_profile(
+    "patient",
+    settings(),
+    deadline=None,  # a busy machine is no fault of an example's
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("patient")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,6 +20,7 @@ from octavo.engine.outputs import GenerationDelta, ModelInfo
 from octavo.server.app import build_app
 from octavo.server.lifecycle import Lifecycle
 from octavo.server.listener import DrainingServer, listen
+from support import PATIENCE_S
 
 BOS, END = 256, 257
 VOCAB_SIZE = 300
@@ -173,9 +174,9 @@ class ScriptedEngine:
                     finished = not answers
                     yield delta
         finally:
-            self.live.discard(request_id)
             if not finished:
                 self.aborted.append(request_id)
+            self.live.discard(request_id)  # last: other threads wait for it
 
     def _deltas(
         self, prompt: Sequence[int], sampling: SamplingParams, index: int
@@ -327,7 +328,7 @@ class LiveServer:
 
 @contextlib.contextmanager
 def live_server(
-    make_engine: Callable[[], Any], *, shutdown_timeout_s: float = 5.0, **settings: Any
+    make_engine: Callable[[], Any], *, shutdown_timeout_s: float = PATIENCE_S, **settings: Any
 ) -> Iterator[LiveServer]:
     """Serve an engine, made on the server's loop, until the block ends."""
     ready = threading.Event()
@@ -348,10 +349,10 @@ def live_server(
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     try:
-        assert ready.wait(30)
+        assert ready.wait(PATIENCE_S)
         yield found[0]
     finally:
         if found and thread.is_alive():
             found[0].call(found[0].server.stop)
-        thread.join(30)
+        thread.join(2 * PATIENCE_S)
         assert not thread.is_alive()

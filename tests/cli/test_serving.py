@@ -19,6 +19,7 @@ from octavo.cli.serve import serve
 from octavo.cli.serving import curl_line, describe, url_of
 from octavo.engine.factory import EngineSettings
 from octavo.engine.outputs import ModelInfo
+from support import PATIENCE_S
 
 INFO = ModelInfo(
     served_name="smollm2",
@@ -122,17 +123,17 @@ def test_the_printed_line_gets_an_answer_and_sigterm_ends_the_server(
     body = json.loads(words[-1]) | {"max_tokens": 8}
     headers = {"Content-Type": "application/json", "Authorization": "Bearer s3cret"}
     request = urllib.request.Request(words[1], json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
         answer = json.load(response)
     assert answer["model"] == "first"
     assert "Paris" in answer["choices"][0]["message"]["content"]
     base = words[1].removesuffix("/v1/chat/completions")
-    with urllib.request.urlopen(f"{base}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"{base}/metrics", timeout=PATIENCE_S) as response:
         families = {f.name: f for f in text_string_to_metric_families(response.read().decode())}
     tokens = families["vllm:generation_tokens"].samples[0]
     assert tokens.labels == {"model_name": "first", "engine": "0"}
     assert tokens.value == answer["usage"]["completion_tokens"]
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=PATIENCE_S) == 0
     assert process.stderr is not None
     assert process.stderr.read() == ""

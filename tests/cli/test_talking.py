@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from octavo.cli.main import run
+from support import PATIENCE_S
 
 pytestmark = pytest.mark.model
 SMALL = ("--kv-cache-memory-bytes", "64M")
@@ -73,12 +74,23 @@ def test_chat_through_a_pipe_prints_answers_only(
     assert answers[-1] == "The capital of France is Paris."
 
 
-def _read_until(descriptor: int, text: bytes, seen: bytes = b"") -> bytes:
-    while text not in seen:
-        ready, _, _ = select.select([descriptor], [], [], 60)
-        assert ready, f"{text!r} did not come; so far {seen!r}"
-        seen += os.read(descriptor, 4096)
-    return seen
+class Terminal:
+    """Our end of a terminal. What comes together may be read apart."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._unread = b""
+
+    def type(self, line: str) -> None:
+        os.write(self._descriptor, line.encode() + b"\n")
+
+    def read_until(self, text: bytes) -> None:
+        """Read up to and with this text, which may still have to come."""
+        while text not in self._unread:
+            ready, _, _ = select.select([self._descriptor], [], [], PATIENCE_S)
+            assert ready, f"{text!r} did not come; so far {self._unread!r}"
+            self._unread += os.read(self._descriptor, 4096)
+        self._unread = self._unread.partition(text)[2]
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(model_path: Path) -> None:
@@ -95,17 +107,18 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(model_path: Path) -> None:
         env={**os.environ, "TERM": "dumb"},
     ) as process:
         os.close(theirs)
-        _read_until(ours, b"> ")
-        os.write(ours, b"Write a long story about a library.\n")
-        _read_until(ours, b"library.\r\n")
-        os.read(ours, 1)  # the answer has begun
+        terminal = Terminal(ours)
+        terminal.read_until(b"> ")
+        terminal.type("Write a long story about a library.")
+        terminal.read_until(b"library.\r\n")
+        terminal.read_until(b" ")  # the answer has begun
         process.send_signal(signal.SIGINT)
-        _read_until(ours, b"\n> ")
-        os.write(ours, b"/reset\n")
-        _read_until(ours, b"> ")
-        os.write(ours, b"What is the capital of France?\n")
-        _read_until(ours, b"is Paris.")
-        _read_until(ours, b"> ")
-        os.write(ours, b"/exit\n")
-        assert process.wait(timeout=30) == 0
+        terminal.read_until(b"\n> ")
+        terminal.type("/reset")
+        terminal.read_until(b"> ")
+        terminal.type("What is the capital of France?")
+        terminal.read_until(b"is Paris.")
+        terminal.read_until(b"> ")
+        terminal.type("/exit")
+        assert process.wait(timeout=PATIENCE_S) == 0
     os.close(ours)

@@ -16,6 +16,7 @@ from octavo.engine.core import STEP_FAILED
 from octavo.engine.outputs import GenerationDelta
 from octavo.models.tokenizer import Tokenizer
 from octavo.runner.fake import Faults
+from support import PATIENCE_S
 from support_engine import Held, Recorder, byte_tokenizer, collect, fake_parts, running, text_of
 
 PROMPT = list(b"The quick brown fox")
@@ -28,7 +29,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 async def settled(engine: AsyncEngine) -> None:
     """Wait until the engine has had its last word on everything."""
-    assert await engine.drain(10.0)
+    assert await engine.drain(PATIENCE_S)
 
 
 async def test_stream_is_the_whole_completion(tokenizer: Tokenizer) -> None:
@@ -179,7 +180,8 @@ async def test_a_bug_ends_every_stream_with_a_sentence(tokenizer: Tokenizer) -> 
     """Turns red when clients hang after the engine has died."""
     async with running(fake_parts(tokenizer, Recorder(), runner=Liar())) as engine:
         with pytest.raises(UnavailableError, match="fault"):
-            await asyncio.wait_for(collect(engine, PROMPT, SamplingParams(max_tokens=5)), 10)
+            async with asyncio.timeout(PATIENCE_S):
+                await collect(engine, PROMPT, SamplingParams(max_tokens=5))
         assert not engine.is_running
         with pytest.raises(UnavailableError):
             await collect(engine, PROMPT, SamplingParams(max_tokens=5), "later")

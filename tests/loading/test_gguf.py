@@ -19,10 +19,11 @@ from octavo.kernels.weights import Encoding
 from octavo.models import gguf as reader
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf import read_gguf
+from support import PATIENCE_S
 from support_loading import gguf_bytes, gguf_key, gguf_string, gguf_tensor, write_gguf
 
 U64_MAX = 2**64 - 1
-FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 K_SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 
 
@@ -140,7 +141,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
-    thread.join(5)
+    thread.join(PATIENCE_S)
     assert messages == [f"{pipe} is not a regular file."]
 
 

@@ -133,7 +133,8 @@ def test_unsupported_dtype_names_the_tensor(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=200,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_mutated_files(tmp_path: Path, data: st.DataObject) -> None:

@@ -16,7 +16,8 @@ from support_models import PagedDriver
 from support_native import ISAS, Float32, backend_of, make_batch, native
 
 QUICK = settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 SMALL = settings(QUICK, max_examples=40)
 

@@ -13,7 +13,8 @@ from support_native import ISAS, Line, backend_of, make_batch, run_line
 pytestmark = pytest.mark.parametrize("isa", ISAS)
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}
 QUICK = settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 rows = st.integers(1, 40)
 features = st.integers(1, 150)

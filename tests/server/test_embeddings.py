@@ -19,6 +19,7 @@ from octavo.kernels.numpy_backend import NumpyBackend
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.decoder import build_decoder
 from octavo.runner import pooling
+from support import PATIENCE_S
 from support_engine import Recorder, tiny_parts
 from support_server import NAME, ScriptedEngine, check_error, client_of, live_server, post
 
@@ -38,7 +39,7 @@ async def serving(folder: Path, **settings: Any) -> AsyncIterator[httpx.AsyncCli
     try:
         async with client_of(engine) as client:
             yield client
-        assert await engine.drain(10)
+        assert await engine.drain(PATIENCE_S)
         assert engine.stats().usage.num_used == 0
     finally:
         engine.shutdown()

@@ -13,6 +13,7 @@ import pytest
 
 from octavo.core.errors import SetupError
 from octavo.server.listener import listen
+from support import PATIENCE_S
 from support_server import (
     CHAT,
     COMPLETIONS,
@@ -27,9 +28,9 @@ from support_server import (
 LONG = {"messages": HELLO, "max_tokens": 200}
 
 
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], bool]) -> None:
     """Wait for what another thread brings about."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.005)
@@ -55,7 +56,7 @@ def held() -> ScriptedEngine:
 def open_connection(url: str, path: str, body: bytes) -> socket.socket:
     """Send a request by hand, so that the connection can be dropped at any moment."""
     host, port = url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
     head = (
         f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
@@ -90,7 +91,8 @@ def test_a_client_that_leaves_ends_its_work(
         assert len(engines[0].aborted) == attempt * num_prompts
         until(lambda: server.lifecycle.num_active == 0)
     server.call(engines[0].resume.set)
-    assert httpx.post(server.url + COMPLETIONS, json={"prompt": "a"}).status_code == 200
+    answer = httpx.post(server.url + COMPLETIONS, json={"prompt": "a"}, timeout=PATIENCE_S)
+    assert answer.status_code == 200
 
 
 def test_a_client_that_leaves_while_sending(server: LiveServer) -> None:
@@ -165,13 +167,18 @@ class Call(threading.Thread):
     def __init__(self, url: str, body: dict[str, Any]) -> None:
         super().__init__()
         self.url, self.body = url, body
+        self.has_begun = threading.Event()
+        """Set once the status has come: for a stream, before its end."""
         self.start()
 
     def run(self) -> None:
-        self.response = httpx.post(self.url + CHAT, json=self.body, timeout=30)
+        ask = httpx.stream("POST", self.url + CHAT, json=self.body, timeout=PATIENCE_S)
+        with ask as self.response:
+            self.has_begun.set()
+            self.response.read()
 
     def result(self) -> httpx.Response:
-        self.join(30)
+        self.join(PATIENCE_S)
         return self.response
 
 
@@ -182,8 +189,8 @@ def test_draining_finishes_what_runs(server: LiveServer, engines: list[ScriptedE
     server.call(server.server.stop)
     until(lambda: server.lifecycle.is_draining)
     for path, status in (("/health", 503), ("/live", 200), ("/metrics", 200), ("/v1/models", 503)):
-        assert httpx.get(server.url + path).status_code == status
-    refused = httpx.post(server.url + CHAT, json=LONG)
+        assert httpx.get(server.url + path, timeout=PATIENCE_S).status_code == status
+    refused = httpx.post(server.url + CHAT, json=LONG, timeout=PATIENCE_S)
     assert refused.status_code == 503
     assert refused.headers["retry-after"] == "1"
     server.call(engines[0].resume.set)
@@ -202,6 +209,7 @@ def test_draining_has_a_deadline(engines: list[ScriptedEngine]) -> None:
     ) as server:
         calls = [Call(server.url, {**LONG, "stream": stream}) for stream in (True, False)]
         until(lambda: len(engines[0].live) == 2)
+        assert calls[0].has_begun.wait(PATIENCE_S)
         server.call(server.server.stop)
         streamed, whole = (call.result() for call in calls)
     last = streamed.text.split("\n\n")[-2]
