@@ -1,7 +1,7 @@
 // Packing: from a file's rows to panels, and single rows back.
 //
-// Quantised panels hold, per group of 32 inputs, [inputs / 4][output][4] as uint8 with an offset of
-// 128; or nibbles, [inputs / 8][output][4], the low ones of the first 16 inputs; then float16 scales
+// Quantised panels hold, per group of 32 inputs, [inputs / 4][output][4] as int8 plus kByteOffset;
+// or nibbles, [inputs / 8][output][4], the low ones of the first 16 inputs; then float16 scales
 // (and minima) of all outputs. Float panels are [input][output];
 // bfloat16 pairs output c with output c + lanes, so that a shift and a mask make two vectors, or where
 // its products have an instruction lies as [inputs / 2][output][2], in whole groups.
@@ -48,7 +48,7 @@ OCTAVO_INLINE bool is_high_nibble(int i) { return i >= 16; }
 // The int8 values of a group at `column`.
 static void put_group_i8(uint8_t* group, int column, const int8_t* values) {
   for (int i = 0; i < kGroup; ++i)
-    group[byte_of(column, i)] = static_cast<uint8_t>(values[i] + 128);
+    group[byte_of(column, i)] = static_cast<uint8_t>(values[i] + kByteOffset);
 }
 
 // The 4-bit values of a group at `column`.
@@ -219,7 +219,7 @@ static void unpack_group(const PackedWeight& weight, const uint8_t* panel, int c
   if (!has_nibbles(weight.format)) {
     const float scale = get_half(group + kGroup * kPanel + 2 * column);
     for (int i = 0; i < kGroup; ++i)
-      values[i] = scale * static_cast<float>(group[byte_of(column, i)] - 128);
+      values[i] = scale * static_cast<int8_t>(group[byte_of(column, i)] - kByteOffset);
     return;
   }
   const uint8_t* scales = group + kGroup / 2 * kPanel + 2 * column;

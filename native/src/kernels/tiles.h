@@ -94,34 +94,68 @@ OCTAVO_INLINE void load_quad(const uint8_t* values, uint32_t i, B (&quad)[2]) {
   }
 }
 
-// Starts the integer sums of a group with the high parts of each row's widest quad.
-template <Format format, bool packed, int M>
-OCTAVO_INLINE void start_group(const uint8_t* values, const uint8_t* groups, int64_t stride,
-                               I (&sum)[M][2]) {
-#pragma GCC unroll 16
-  for (int m = 0; m < M; ++m) {
-    const auto* group = reinterpret_cast<const ActivationGroup*>(groups + m * stride);
-    const B high = splat_quad(group->high);
-    B quad[2];
-    load_quad<packed>(values, group->widest, quad);
+// What the high parts of a row's widest quad add to its integer sums, and what takes the offset of
+// the weights away again.
+template <Format format, bool packed>
+OCTAVO_INLINE void high_sums(const uint8_t* values, const uint8_t* group_at, I (&sum)[2]) {
+  const auto* group = reinterpret_cast<const ActivationGroup*>(group_at);
+  const B high = splat_quad(group->high);
+  B quad[2];
+  load_quad<packed>(values, group->widest, quad);
 #pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) {
-      sum[m][v] = dot<format>(I{}, quad[v], high) << 7;
-      if constexpr (format != Format::kU4GroupMin) sum[m][v] += splat_int(group->start);
-    }
+  for (int v = 0; v < 2; ++v) {
+    sum[v] = dot<format>(I{}, quad[v], high) << 7;
+    if constexpr (format == Format::kU4Group || (format == Format::kI8Group && kByteOffset != 0))
+      sum[v] += splat_int(group->start);
   }
 }
 
+// Quad `i` of the weights times that of each row.
+template <int i, int M, typename Add>
+OCTAVO_INLINE void for_rows(const TileRows<M>& rows, Add add) {
+  repeat<M>(OCTAVO_BODY(m) {
+    add(m.value, splat_at<m.value % 3, i * 4>(rows.base[m.value / 3], rows.stride));
+  });
+}
+
+// The integer sums of a group.
 template <Format format, bool packed, int M>
-OCTAVO_INLINE void dot_group(const uint8_t* values, const TileRows<M>& rows, I (&sum)[M][2]) {
+OCTAVO_INLINE void dot_group(const uint8_t* values, const uint8_t* groups, const TileRows<M>& rows,
+                             I (&sum)[M][2]) {
+  if constexpr (kHalfSums && has_nibbles(format)) {
+    P half[M][2] = {};
+    repeat<8>(OCTAVO_BODY(i) {
+      B quad[2];
+      load_quad<packed>(values, i.value, quad);
+      for_rows<i.value>(rows, [&](int m, B x) __attribute__((always_inline)) {
+        add_nibbles(half[m], quad, x);
+      });
+    });
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+      high_sums<format, packed>(values, groups + m * rows.stride, sum[m]);
+      sum[m][0] += joined_halves(half[m][0]);
+      sum[m][1] += joined_halves(half[m][1]);
+    }
+    return;
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) high_sums<format, packed>(values, groups + m * rows.stride, sum[m]);
   repeat<8>(OCTAVO_BODY(i) {
     B quad[2];
     load_quad<packed>(values, i.value, quad);
-    repeat<M>(OCTAVO_BODY(m) {
-      const B x = splat_at<m.value % 3, decltype(i)::value * 4>(rows.base[m.value / 3], rows.stride);
-      sum[m.value][0] = dot<format>(sum[m.value][0], quad[0], x);
-      sum[m.value][1] = dot<format>(sum[m.value][1], quad[1], x);
-    });
+    if constexpr (kHalfSums) {  // a vector after the other: 16 registers are not enough for both
+      repeat<2>(OCTAVO_BODY(v) {
+        for_rows<decltype(i)::value>(rows, [&](int m, B x) __attribute__((always_inline)) {
+          sum[m][v.value] = dot<format>(sum[m][v.value], quad[v.value], x);
+        });
+      });
+    } else {
+      for_rows<i.value>(rows, [&](int m, B x) __attribute__((always_inline)) {
+        sum[m][0] = dot<format>(sum[m][0], quad[0], x);
+        sum[m][1] = dot<format>(sum[m][1], quad[1], x);
+      });
+    }
   });
 }
 
@@ -154,19 +188,22 @@ OCTAVO_INLINE void quantised_tile(const PackedWeight& weight, const TileArgs& ar
   const int64_t stride = args.stride;
   const uint8_t* groups = args.x + weight.groups * kGroup;
   TileRows<M> rows(args.x, stride);
-  F out[M][2] = {};
+  // The sums in float stay in memory where integers take all registers.
+  F local[M][2];
+  F(&out)[M][2] = kLanes == 16 ? local : *reinterpret_cast<F(*)[M][2]>(sums);
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) out[m][0] = out[m][1] = F{};
   for (int64_t group = 0; group < weight.groups; ++group) {
     I sum[M][2];
     ahead = prefetch(ahead, args.lines);
-    start_group<format, packed, M>(values, groups, stride, sum);
-    dot_group<format, packed, M>(values, rows, sum);
+    dot_group<format, packed, M>(values, groups, rows, sum);
     add_group<format, M>(scales, groups, stride, sum, out);
     rows.advance(kGroup);
     values += wide ? kGroup * kPanel : group_bytes(format);
     scales += group_bytes(format);
     groups += sizeof(ActivationGroup);
   }
-  store_sums<M>(out, sums);
+  if (kLanes == 16) store_sums<M>(out, sums);
 }
 
 // ---- float activations

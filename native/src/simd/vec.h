@@ -113,7 +113,7 @@ OCTAVO_INLINE F load_half_by_shifts(const uint16_t* from) {
 }
 
 // Four products of weights and signed activations, added to each 32-bit lane.
-//   dot_bytes: of weights packed with an offset of 128; what is left for the caller to take away is
+//   dot_bytes: of weights packed with kByteOffset added; what is left for the caller to take away is
 //   kByteOffset times the sum of the activations
 //   dot_nibbles: of weights from 0 to 15
 
@@ -150,7 +150,7 @@ OCTAVO_INLINE F scale_by_power(F p, F turns) { return _mm512_scalef_ps(p, turns)
 
 #elif defined(__AVX2__)
 
-constexpr int kByteRows = 3;
+constexpr int kByteRows = 6;
 constexpr int kFloatRows = 6;
 constexpr int kQueryTile = 6;
 
@@ -168,15 +168,31 @@ constexpr const char* kByteProduct = "vpsignb + vpmaddubsw + vpmaddwd + vpaddd";
 // vpmaddubsw saturates at 16 bits, so its unsigned side must not exceed 127: that is the weights'
 // magnitude, and their sign moves to the activations.
 OCTAVO_INLINE I dot_bytes(I sum, B weights, B x) {
-  const __m256i w = reinterpret_cast<__m256i>(weights ^ 0x80);
-  const __m256i moved = _mm256_sign_epi8(reinterpret_cast<__m256i>(x), w);
-  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), moved);
-  return sum + reinterpret_cast<I>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  const __m256i w = reinterpret_cast<__m256i>(weights), size = _mm256_abs_epi8(w);
+  const __m256i ones = _mm256_set1_epi16(1);
+  __asm__("vpsignb %2, %1, %1\n\tvpmaddubsw %1, %3, %1\n\tvpmaddwd %4, %1, %1\n\tvpaddd %1, %0, %0"
+          : "+x"(sum), "+x"(x)
+          : "x"(w), "x"(size), "xm"(ones));
+  return sum;
 }
 OCTAVO_INLINE I dot_nibbles(I sum, B weights, B x) {
   const __m256i pairs =
       _mm256_maddubs_epi16(reinterpret_cast<__m256i>(weights), reinterpret_cast<__m256i>(x));
   return sum + reinterpret_cast<I>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+// dot_nibbles in 16-bit lanes, which hold the sum of a whole group: 8 * 2 * 15 * 127 at most.
+constexpr bool kHalfSums = true;
+// Assembly, because gcc 12 would compute all products of a group before it adds them.
+OCTAVO_INLINE void add_nibbles(P (&sum)[2], const B (&weights)[2], B x) {
+  P product;
+  __asm__("vpmaddubsw %2, %4, %3\n\tvpaddw %3, %0, %0\n\t"
+          "vpmaddubsw %2, %5, %2\n\tvpaddw %2, %1, %1"
+          : "+x"(sum[0]), "+x"(sum[1]), "+x"(x), "=&x"(product)
+          : "x"(weights[0]), "x"(weights[1]));
+}
+OCTAVO_INLINE I joined_halves(P sum) {
+  return reinterpret_cast<I>(
+      _mm256_madd_epi16(reinterpret_cast<__m256i>(sum), _mm256_set1_epi16(1)));
 }
 #endif
 OCTAVO_INLINE F load_half(const uint16_t* from) {
@@ -215,7 +231,7 @@ OCTAVO_INLINE I dot_signed(I sum, B weights, B x) {
          (w << 8 >> 24) * (v << 8 >> 24) + (w >> 24) * (v >> 24);
 }
 #endif
-OCTAVO_INLINE I dot_bytes(I sum, B weights, B x) { return dot_signed(sum, weights ^ 0x80, x); }
+OCTAVO_INLINE I dot_bytes(I sum, B weights, B x) { return dot_signed(sum, weights, x); }
 OCTAVO_INLINE I dot_nibbles(I sum, B weights, B x) { return dot_signed(sum, weights, x); }
 
 OCTAVO_INLINE F load_half(const uint16_t* from) { return load_half_by_shifts(from); }
@@ -223,6 +239,12 @@ OCTAVO_INLINE F larger(F a, F b) { return choose(a > b, a, b); }
 OCTAVO_INLINE F smaller(F a, F b) { return choose(a < b, a, b); }
 OCTAVO_INLINE F reciprocal(F x) { return 1.0f / x; }
 
+#endif
+
+#if !defined(__AVX2__) || defined(__AVXVNNI__) || OCTAVO_BYTES == 64
+constexpr bool kHalfSums = false;
+OCTAVO_INLINE void add_nibbles(P (&)[2], const B (&)[2], B) {}
+OCTAVO_INLINE I joined_halves(P) { return I{}; }
 #endif
 
 OCTAVO_INLINE I larger(I a, I b) { return a > b ? a : b; }
