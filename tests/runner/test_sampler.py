@@ -1,12 +1,14 @@
 """The sampler: every row by itself, in the documented order."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from octavo.core.errors import InvalidRequestError, InvariantError
 from octavo.core.sampling import SamplingParams
+from octavo.core.structured import StructuredOutput
 from octavo.kernels.sampling.interface import SamplingState
 from support_sampling import GREEDY, MakeSampler, sampling_state
 
@@ -152,6 +154,37 @@ def test_a_row_without_any_token_left_fails_with_a_sentence(
     assert "banned" in str(
         choose(make_sampler, [1.0] * 4, sampling_state(make_sampler(4), everything))
     )
+
+
+ALL = dict.fromkeys(range(4), -100.0)
+LETTER = StructuredOutput.regex("a", param="response_format")
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"logit_bias": ALL}, ["logit_bias"]),
+        ({"logit_bias": {0: 5.0}, "bad_words_token_ids": ((0,), (1,))}, ["bad_words"]),
+        (
+            {"bad_words_token_ids": ((0,),), "allowed_token_ids": (0,)},
+            ["bad_words", "allowed_token_ids"],
+        ),
+        ({"structured_output": LETTER}, ["response_format"]),
+        ({"structured_output": LETTER, "logit_bias": ALL}, ["logit_bias", "response_format"]),
+        ({}, ["min_tokens"]),
+    ],
+    ids=str,
+)
+def test_what_bans_every_token_is_named(
+    make_sampler: MakeSampler, settings: dict[str, Any], names: list[str]
+) -> None:
+    """Turns red when a user is sent to a setting that has no part in it."""
+    sampler = make_sampler(4)
+    state = sampling_state(sampler, SamplingParams(**settings))
+    nothing = {0: np.zeros(1, np.uint8)}
+    failure = sampler.sample(np.ones((1, 4), np.float32), [state], [0], nothing).failures[0]
+    assert failure.param == names[0]
+    assert failure.message.endswith(f"banned by its {' and '.join(names)}.")
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "presence_penalty"])

@@ -12,9 +12,14 @@ from octavo.core.plan import NewSequence
 from octavo.core.request import TokenLogprobs
 from octavo.kernels.native import _native
 from octavo.kernels.sampling.failures import all_banned, not_finite, outside_vocab
-from octavo.kernels.sampling.interface import NO_MASKS, Mask, SampledTokens, check_rows
+from octavo.kernels.sampling.interface import (
+    BAN_BIAS,
+    NO_MASKS,
+    Mask,
+    SampledTokens,
+    check_rows,
+)
 from octavo.kernels.sampling.logprobs import logprob_of
-from octavo.kernels.sampling.numpy_sampler import BAN_BIAS
 from octavo.kernels.sampling.penalties import has_penalties
 from octavo.kernels.sampling.weights import LOG2_E, check_vocab, log_total
 
@@ -30,7 +35,8 @@ class NativeState(_native.SamplingState):
     """What the sampler knows of one sequence; only ``note_output`` changes it."""
 
     def __init__(self, sequence: NewSequence, vocab_size: int) -> None:
-        params, bias = sequence.sampling, sequence.sampling.logit_bias
+        self.params = params = sequence.sampling
+        bias = params.logit_bias
         self.outside_vocab = min((i for i in bias if i >= vocab_size), default=None)
         inside = [(i, b) for i, b in bias.items() if i < vocab_size]
         biased = [(i, b) for i, b in inside if b > BAN_BIAS]
@@ -113,7 +119,7 @@ class NativeSampler:
             assert state.outside_vocab is not None
             return outside_vocab(state.outside_vocab, self._vocab_size)
         if status == _ALL_BANNED:
-            return all_banned()
+            return all_banned(state.params)
         return not_finite(_NOT_FINITE[status])
 
 

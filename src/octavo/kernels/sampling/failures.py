@@ -3,6 +3,8 @@
 import math
 
 from octavo.core.errors import GenerationError, InvalidRequestError
+from octavo.core.sampling import SamplingParams
+from octavo.kernels.sampling.interface import BAN_BIAS
 
 
 def not_finite(best: float) -> GenerationError:
@@ -31,8 +33,17 @@ def outside_vocab(token_id: int, vocab_size: int) -> GenerationError:
     )
 
 
-def all_banned() -> InvalidRequestError:
-    """Return the error of a request that bans all tokens it may have next."""
+def all_banned(params: SamplingParams) -> InvalidRequestError:
+    """Return the error of a request that bans all tokens it may have next; it names what bans."""
+    shape = params.structured_output
+    bans = {
+        "logit_bias": any(bias <= BAN_BIAS for bias in params.logit_bias.values()),
+        "bad_words": bool(params.bad_words_token_ids),
+        "allowed_token_ids": params.allowed_token_ids is not None,
+        "structured_outputs" if shape is None else shape.param: shape is not None,
+    }
+    names = [name for name, is_set in bans.items() if is_set] or ["min_tokens"]
     return InvalidRequestError(
-        "Every token that this request may have next is banned by it.", param="logit_bias"
+        f"Every token that this request may have next is banned by its {' and '.join(names)}.",
+        param=names[0],
     )

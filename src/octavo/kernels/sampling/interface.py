@@ -31,6 +31,8 @@ Float32 = NDArray[np.float32]
 Mask = NDArray[np.uint8]
 """``[ceil(V / 8)]``: a bit a token, the lowest first, set where the token is allowed."""
 
+BAN_BIAS: Final = -100.0
+"""The lowest ``logit_bias``: a ban, however large the logit."""
 NO_MASKS: Final[Mapping[int, Mask]] = MappingProxyType({})
 
 

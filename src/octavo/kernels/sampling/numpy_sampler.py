@@ -1,7 +1,6 @@
 """The numpy sampler: the reference that every other is tested against, bit for bit."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +11,13 @@ from octavo.core.plan import NewSequence
 from octavo.core.request import TokenLogprobs
 from octavo.kernels.sampling.distribution import draw_token
 from octavo.kernels.sampling.failures import all_banned, check_finite, outside_vocab
-from octavo.kernels.sampling.interface import NO_MASKS, Mask, SampledTokens, check_rows
+from octavo.kernels.sampling.interface import (
+    BAN_BIAS,
+    NO_MASKS,
+    Mask,
+    SampledTokens,
+    check_rows,
+)
 from octavo.kernels.sampling.logprobs import score_token
 from octavo.kernels.sampling.penalties import TokenCounts, apply_penalties, make_counts
 from octavo.kernels.sampling.random_stream import uniform
@@ -20,9 +25,6 @@ from octavo.kernels.sampling.weights import check_vocab
 
 Float32 = NDArray[np.float32]
 Indices = NDArray[np.intp]
-
-BAN_BIAS: Final = -100.0
-"""The lowest ``logit_bias``: a ban, however large the logit."""
 
 
 class NumpyState:
@@ -116,7 +118,7 @@ def sample_row(
         check_finite(float(logits.max()))  # before a ban can hide what is wrong
         logits = _processed(logits, state, num_output_tokens, mask)
         if np.isneginf(logits.max()):
-            raise all_banned()
+            raise all_banned(params)
     likeliest = int(logits.argmax())
     check_finite(float(logits[likeliest]))
     if params.is_greedy:
