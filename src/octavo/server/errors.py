@@ -22,8 +22,7 @@ _HEADERS: Final[Mapping[int, Mapping[str, str]]] = {
     429: {"Retry-After": "1"},
     503: {"Retry-After": "1"},
 }
-ANTHROPIC_PATHS: Final = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
-"""Whose clients expect Anthropic's error bodies."""
+_MESSAGES: Final = "/v1/messages"
 _ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
     404: "not_found_error",
@@ -32,6 +31,11 @@ _ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
     503: "overloaded_error",
 }
 UNEXPECTED: Final = "The server failed to answer this request because of a fault of its own."
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether those who ask for ``path``, which need not exist, expect Anthropic's error bodies."""
+    return path == _MESSAGES or path.startswith(f"{_MESSAGES}/")
 
 
 class ClientGoneError(Exception):
@@ -78,7 +82,7 @@ def status_of(error: Exception) -> int:
 def error_response(error: Exception, path: str) -> Response:
     """Return the answer for any exception, as clients of ``path`` expect it."""
     status = status_of(error)
-    body = anthropic_body_of(error) if path in ANTHROPIC_PATHS else body_of(error)
+    body = anthropic_body_of(error) if is_anthropic(path) else body_of(error)
     return json_response(body, status, _HEADERS.get(status))
 
 
@@ -107,7 +111,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         405: (f"{request.url.path} does not take {request.method}.", "method_not_allowed"),
     }
     message, code = messages.get(error.status_code, (str(error.detail), None))
-    if request.url.path in ANTHROPIC_PATHS:
+    if is_anthropic(request.url.path):
         body = _anthropic_body(message, error.status_code)
     else:
         body = error_body(message, type="invalid_request_error", code=code)

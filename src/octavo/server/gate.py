@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.core.errors import RequestError
 from octavo.core.events import Observer, RequestRejected
 from octavo.server.auth import OPEN_PATHS, KeyCheck
-from octavo.server.errors import ANTHROPIC_PATHS, ClientGoneError, error_response
+from octavo.server.errors import ClientGoneError, error_response, is_anthropic
 from octavo.server.lifecycle import Lifecycle
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Gate:
     def _check_key(self, scope: Scope) -> None:
         """Take the key from where the path's clients put it."""
         given = _header(scope, b"authorization")
-        if given is None and scope["path"] in ANTHROPIC_PATHS:
+        if given is None and is_anthropic(scope["path"]):
             key = _header(scope, b"x-api-key")
             given = None if key is None else b"Bearer " + key
         self._keys.check(given)
@@ -100,7 +100,7 @@ class _Sender:
             if self._is_refusal(message["status"]):
                 self._observer.on_event(RequestRejected(message["status"]))
             headers = [*message.get("headers", ()), (b"x-request-id", self._id)]
-            if self._scope["path"] in ANTHROPIC_PATHS:
+            if is_anthropic(self._scope["path"]):
                 headers.append((b"request-id", self._id))
             message = {**message, "headers": headers}
         await self._send(message)
