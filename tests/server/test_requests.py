@@ -1,6 +1,7 @@
 """What is refused, and how: every wrong body ends in one sentence and one status."""
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -272,6 +273,22 @@ async def test_wrong_values(path: str, field: dict[str, Any]) -> None:
     response = await post(ScriptedEngine(), path, {**MINIMAL[path], **field})
     check_error(response, 400)
     assert response.json()["error"]["param"].startswith(next(iter(field)))
+
+
+@pytest.mark.parametrize("value", ["1e30", "-1e30", "1" + 40 * "0", "-1" + 40 * "0"])
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("logprobs", "must be (less|greater) than or equal to [05]"),
+        ("max_tokens", "must be (between -9.* and 18|greater than or equal to 0)"),
+        ("seed", "must be between -9223372036854775808 and 18446744073709551615"),
+    ],
+)
+async def test_huge_integers(value: str, field: str, said: str) -> None:
+    """Turns red when an integer that JSON's parser reads as a float is told that it is none."""
+    body = f'{{"prompt": "a", "{field}": {value}}}'.encode()
+    message = check_error(await post(ScriptedEngine(), COMPLETIONS, body), 400, field)
+    assert re.match(f"{field} {said}", message), message
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -133,10 +133,36 @@ def validate(model: type[Model], data: Mapping[str, Any]) -> Model:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False)
-        raise _refusal(problems) from None
+        raise _refusal(_with_ranges(model, data, _problems(error))) from None
     except RecursionError:
         raise InvalidRequestError("The body is nested too deeply.") from None
+
+
+def _problems(error: ValidationError) -> list[ErrorDetails]:
+    return error.errors(include_url=False, include_input=False)
+
+
+def _with_ranges(
+    model: type[BaseModel], data: Mapping[str, Any], problems: list[ErrorDetails]
+) -> list[ErrorDetails]:
+    """Return the problems, of which a huge integer's, which JSON's parser reads as a float, is not
+    that it is none but the range that it misses."""
+    if problems[0]["type"] != "int_type":
+        return problems
+    try:
+        model.model_validate(_whole(data))
+    except ValidationError as error:
+        return _problems(error)
+    return [{**problems[0], "msg": f"must be between {-(2**63)} and {2**64 - 1}"}, *problems[1:]]
+
+
+def _whole(value: Any) -> Any:
+    """Return a JSON value whose huge floats are the integers that they are."""
+    if isinstance(value, dict):
+        return {key: _whole(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return int(value) if isinstance(value, float) and abs(value) >= 2.0**63 else value
 
 
 def _refusal(problems: Sequence[ErrorDetails]) -> InvalidRequestError:
