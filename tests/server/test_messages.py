@@ -78,11 +78,40 @@ async def test_why_it_ended() -> None:
     )
 
 
-async def test_a_call_cut_short_is_no_call() -> None:
-    """CO-13: no agent is made to call a tool with half of its arguments."""
-    answer = await ask(calling_engine(), tools=[TOOL], max_tokens=60)
-    assert answer["stop_reason"] == "max_tokens"
-    assert [block["type"] for block in answer["content"]] == ["text"]
+async def test_a_call_cut_short_is_what_its_stream_says() -> None:
+    """CO-13: wherever the token limit cuts a call, the answer says so, none of its marks are text,
+    and a whole answer holds what Anthropic's client makes of a stream."""
+    with (
+        live_server(calling_engine) as server,
+        anthropic.Anthropic(base_url=server.url, api_key="k", max_retries=0) as client,
+    ):
+        for limit in range(1, len(CALL) - 1, 3):
+            asked: Any = {**ASK, "tools": [TOOL], "max_tokens": limit}
+            whole = client.messages.create(**asked)
+            with client.messages.stream(**asked) as stream:
+                streamed = stream.get_final_message()
+            blocks, same = ([plain(b) for b in m.content] for m in (whole, streamed))
+            assert blocks == same
+            assert whole.stop_reason == streamed.stop_reason == "max_tokens"
+            if limit >= len("<tool_call>"):
+                assert {block["type"] for block in blocks} <= {"tool_use"}
+
+
+def plain(block: Any) -> dict[str, Any]:
+    """A block without what differs in each answer."""
+    return {k: v for k, v in block.model_dump(exclude_none=True).items() if k != "id"}
+
+
+@pytest.mark.parametrize("path", [f"{PATH}/batches", f"{PATH}/", f"{PATH}/batches/a/results"])
+async def test_paths_that_do_not_exist(path: str) -> None:
+    """What is not there is told in Anthropic's words below its paths, as is a wrong method."""
+    async with client_of(calling_engine()) as client:
+        missing, wrong = await client.get(path), await client.get(PATH)
+    for answer, status, kind in ((missing, 404, "not_found_error"), (wrong, 405, None)):
+        assert answer.status_code == status
+        assert answer.headers["request-id"]
+        assert answer.json()["type"] == "error"
+        assert answer.json()["error"]["type"] == (kind or "invalid_request_error")
 
 
 def from_events(events: list[dict[str, Any]]) -> dict[str, Any]:

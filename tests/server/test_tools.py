@@ -107,6 +107,17 @@ async def test_a_call_cut_short() -> None:
     assert arguments != ARGUMENTS
 
 
+@pytest.mark.parametrize("limit", [len("<tool_call>"), 20, CALL.index("weather")])
+async def test_a_call_cut_before_its_name(limit: int) -> None:
+    """Turns red when users are shown the marks of a call of which the limit left no more."""
+    choice = await ask(calling_engine(), max_tokens=limit)
+    assert choice["finish_reason"] == "length"
+    assert not choice["message"]["content"]
+    assert "tool_calls" not in choice["message"]
+    streamed = await post(calling_engine(), CHAT, {**ASK, "max_tokens": limit, "stream": True})
+    assert not joined_message(parse_events(streamed.content))["content"]
+
+
 async def test_no_tools_no_calls() -> None:
     """Without tools, or with tool_choice none, what looks like a call is text, and the model is
     told of no tools."""

@@ -35,7 +35,7 @@ def chat_body(
     choices = []
     for index, choice in enumerate(answer.choices):
         scores = formats.chat_logprobs(tokenizer, choice.logprobs) if request.logprobs else None
-        message = job.output.read(choice.text)
+        message = job.output.read(choice.text, is_cut=choice.finish_reason is FinishReason.LENGTH)
         body: dict[str, Any] = {
             "index": index,
             "message": _message(message),
@@ -111,7 +111,7 @@ class ChatChunks:
         delta, index = item.delta, item.choice
         parts = self._parsers[index].push(delta.text)
         if delta.finish_reason is not None:
-            parts += self._parsers[index].finish()
+            parts += self._parsers[index].finish(is_cut=delta.finish_reason is FinishReason.LENGTH)
         self._has_calls[index] |= any(isinstance(part, CallStart) for part in parts)
         additions = [_addition(part) for part in parts]
         shown = self._with_tokens(delta)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import orjson
+from pydantic_core import from_json
 
 from octavo.core.ids import TokenId
 from octavo.core.request import FinishReason
@@ -25,13 +25,14 @@ def messages_body(
 ) -> dict[str, Any]:
     """Return the body of a whole answer."""
     choice = answer.choices[0]
-    message = job.output.read(choice.text)
+    message = job.output.read(choice.text, is_cut=choice.finish_reason is FinishReason.LENGTH)
     content: list[dict[str, Any]] = []
     if message.reasoning:
         content.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
     if message.text:
         content.append({"type": "text", "text": message.text})
-    content += map(_called, message.calls)
+    last = len(message.calls) - 1 if message.in_call else None
+    content += [_called(call, cut=i == last) for i, call in enumerate(message.calls)]
     ending = _ending(choice.finish_reason, choice.stop_reason, calls=bool(message.calls))
     return {
         **_message(envelope),
@@ -41,11 +42,12 @@ def messages_body(
     }
 
 
-def _called(call: Call) -> dict[str, Any]:
-    """Return a call; one that was cut short is the text it is, not a call of something else."""
+def _called(call: Call, *, cut: bool) -> dict[str, Any]:
+    """Return a call; of one that was cut, what clients read from its stream. Arguments that are no
+    JSON are the text they are, not those of something else."""
     try:
-        arguments = orjson.loads(call.arguments)
-    except orjson.JSONDecodeError:
+        arguments = from_json(call.arguments or "{}", allow_partial=cut)
+    except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
         return {"type": "text", "text": f"{call.name} {call.arguments}"}
@@ -115,7 +117,7 @@ class MessageEvents:
         parts = self._parser.push(item.delta.text)
         reason = item.delta.finish_reason
         if reason is not None:
-            parts += self._parser.finish()
+            parts += self._parser.finish(is_cut=reason is FinishReason.LENGTH)
         for part in parts:
             yield from self._part(part)
         if reason is not None:

@@ -31,7 +31,7 @@ def response_body(
         items.score(entries(tokenizer, logprobs))
         for part in parser.push(text):
             list(items.add(part))
-    for part in parser.finish():
+    for part in parser.finish(is_cut=choice.finish_reason is FinishReason.LENGTH):
         list(items.add(part))
     list(items.end(complete=choice.finish_reason is FinishReason.STOP))
     response = Response(job, envelope, tokenizer)
@@ -148,7 +148,7 @@ class ResponseEvents:
         self._items.score(entries(self._tokenizer, item.delta.logprobs))
         parts = self._parser.push(item.delta.text)
         if reason is not None:
-            parts += self._parser.finish()
+            parts += self._parser.finish(is_cut=reason is FinishReason.LENGTH)
         for part in parts:
             yield from map(self._event, self._items.add(part))
         if reason is not None:

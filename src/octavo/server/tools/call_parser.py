@@ -34,6 +34,7 @@ class CallParser:
         self._pending = ""
         self._scanner: CallScanner | None = None
         self._intro = ""  # what was read before the object, should it be no call
+        self._is_marked = False  # whether what looks like a call can be nothing else
         self._num_calls = 0
 
     def push(self, text: str) -> list[Part]:
@@ -50,13 +51,14 @@ class CallParser:
         scanner = self._scanner if self._state == "call" else None
         return scanner is not None and scanner.has_started
 
-    def finish(self) -> list[Part]:
-        """Return what was held back."""
+    def finish(self, *, is_cut: bool) -> list[Part]:
+        """Return what was held back; of an answer that is cut, no call that a mark began."""
         text, self._pending = self._pending, ""
         if self._state == "call" and self._scanner is not None:
-            text = "" if self._scanner.has_started else self._intro + self._scanner.raw
+            is_dropped = self._scanner.has_started or (is_cut and self._is_marked)
+            text = "" if is_dropped else self._intro + self._scanner.raw
         elif self._state == "opening":
-            text = self._intro + text
+            text = "" if is_cut else self._intro + text
         elif self._state in ("between", "over") or (self._num_calls and not text.strip()):
             text = ""
         return [Text(text)] if text else []
@@ -135,6 +137,7 @@ class CallParser:
         names = self._names if bare else None
         self._scanner = CallScanner(self._num_calls, self._style.new_id(), names)
         self._intro, self._state = intro, "call"
+        self._is_marked = not bare or self._num_calls > 0
 
     def _call(self) -> list[Part] | None:
         scanner = self._scanner

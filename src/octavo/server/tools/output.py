@@ -24,10 +24,10 @@ class OutputFormat:
     in_reasoning: bool = False
     """Whether the prompt ends inside of it."""
 
-    def read(self, text: str) -> Message:
-        """Return a whole answer."""
+    def read(self, text: str, *, is_cut: bool = False) -> Message:
+        """Return a whole answer, or what was cut of one by the token limit."""
         parser = OutputParser(self)
-        parts = [*parser.push(text), *parser.finish()]
+        parts = [*parser.push(text), *parser.finish(is_cut=is_cut)]
         return assemble(parts, in_call=parser.in_call)
 
 
@@ -54,11 +54,11 @@ class OutputParser:
             parts = self._reasoning.push(text)
         return self._find_calls(parts)
 
-    def finish(self) -> list[Part]:
-        """Return what was held back."""
+    def finish(self, *, is_cut: bool = False) -> list[Part]:
+        """Return what was held back; but no call whose name the token limit has cut."""
         parts: list[Part] = [] if self._reasoning is None else self._reasoning.finish()
         parts = self._find_calls(parts)
-        return parts if self._calls is None else [*parts, *self._calls.finish()]
+        return parts if self._calls is None else [*parts, *self._calls.finish(is_cut=is_cut)]
 
     @property
     def in_call(self) -> bool:
