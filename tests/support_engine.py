@@ -130,7 +130,8 @@ def fake_parts(
 def tiny_parts(
     folder: Path, observer: Recorder, architecture: str = "llama", **settings: object
 ) -> EngineParts:
-    """Write a tiny random model and build a real engine for it."""
+    """Write a tiny random model and build a real engine for it, the same in every run."""
+    settings = {"seed": 0, **settings}
     if not (folder / "config.json").exists():
         write_hf_folder(folder, architecture)
     return build_engine(

@@ -207,7 +207,11 @@ def smollm2(model_path: Path) -> Iterator[str]:
 
     def engine() -> AsyncEngine:
         settings = EngineSettings(
-            model=model_path, served_model_name=NAME, max_model_len=1024, max_num_seqs=4
+            model=model_path,
+            served_model_name=NAME,
+            max_model_len=1024,
+            max_num_seqs=4,
+            seed=0,
         )
         return patient_engine(build_engine(settings, Recorder()))
 
@@ -296,7 +300,12 @@ def test_a_round_trip_with_a_real_model(smollm2: str) -> None:
         results = [{"role": "tool", "tool_call_id": c.id, "content": "sunny"} for c in calls]
         history: Any = [*said, first.choices[0].message, *results]
         last = client.chat.completions.create(
-            model=NAME, messages=history, tools=tools, tool_choice="none", max_tokens=8
+            model=NAME,
+            messages=history,
+            tools=tools,
+            tool_choice="none",
+            max_tokens=8,
+            temperature=0,
         )
         assert last.choices[0].message.content
     with anthropic.Anthropic(base_url=smollm2, api_key="k", max_retries=0) as claude:
