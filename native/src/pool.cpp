@@ -29,7 +29,9 @@ inline void pause_cpu() {
 #endif
 }
 
-// Waits until `value` is no longer `old`; whoever changes it must notify.
+// Waits until `value` is no longer `old`; whoever changes it must notify, and change it in the order
+// of seq_cst: `notify_all` asks whether anyone sleeps, and a weaker store may still be on its way
+// when it does, unseen by a thread that goes to sleep just then.
 template <typename T>
 void wait_for_change(const std::atomic<T>& value, T old) {
   for (int spins = 0; spins < kSpinsBeforeYield; ++spins) {
@@ -51,7 +53,7 @@ void Barrier::wait() {
   const unsigned generation = generation_.load(std::memory_order_acquire);
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
     arrived_.store(0, std::memory_order_relaxed);
-    generation_.store(generation + 1, std::memory_order_release);
+    generation_.store(generation + 1, std::memory_order_seq_cst);
     generation_.notify_all();
     return;
   }
@@ -70,7 +72,7 @@ Pool::Pool(int threads, std::vector<int> cpus, bool pin_caller)
 
 Pool::~Pool() {
   stopping_.store(true, std::memory_order_release);
-  ticket_.fetch_add(1, std::memory_order_release);
+  ticket_.fetch_add(1, std::memory_order_seq_cst);
   ticket_.notify_all();
   for (std::thread& worker : workers_) worker.join();
 }
@@ -88,7 +90,7 @@ void Pool::run_unpinned(const Job& job) {
   std::lock_guard<std::mutex> lock(running_);
   job_ = &job;
   busy_.store(threads_ - 1, std::memory_order_relaxed);
-  ticket_.fetch_add(1, std::memory_order_release);
+  ticket_.fetch_add(1, std::memory_order_seq_cst);
   ticket_.notify_all();
   job(0);
   for (int busy = busy_.load(std::memory_order_acquire); busy != 0;
@@ -116,7 +118,7 @@ void Pool::work(int thread, int cpu) {
     ++seen;
     if (stopping_.load(std::memory_order_acquire)) return;
     (*job_)(thread);
-    busy_.fetch_sub(1, std::memory_order_acq_rel);
+    busy_.fetch_sub(1, std::memory_order_seq_cst);
     busy_.notify_all();
   }
 }
