@@ -50,26 +50,22 @@ static void rms_norm(const float* x, const float* weight, float eps, int64_t siz
 // Lanes changed places: lane i is what lane i ^ `flip` was.
 OCTAVO_INLINE I flipped(I x, int flip) { return __builtin_shuffle(x, lane_numbers() ^ flip); }
 
-// A group's activations as integers, and what ActivationGroup says of them. The quads but the widest
-// set the scale, unless high parts would not fit int8 then. What is not finite gives a scale of NaN,
-// so that its row's result is NaN, as in float; what is so small that the inverse of its scale would
-// overflow counts as zero.
-OCTAVO_INLINE void quantise_group(Format format, const F (&x)[kGroup / kLanes], uint8_t* values,
-                                  ActivationGroup* group) {
+// The widest quad of a group, and the largest magnitudes in it and in the others, as bits: as
+// integers, magnitudes of floats keep their order, and NaN lies above infinity.
+struct Widest {
+  int32_t most, next;
+  uint32_t quad;
+};
+OCTAVO_INLINE Widest widest_quad(const float* x) {
   constexpr int kParts = kGroup / kLanes;
-  typedef int8_t S __attribute__((vector_size(kLanes)));
-  typedef S SUnaligned __attribute__((aligned(1), may_alias));
-
-  // Magnitudes of quads, as bits: as integers, magnitudes of floats keep their order, and NaN lies
-  // above infinity. `most` and `next` become the largest and the second.
   I quads[kParts], most = I{}, next = I{};
 #pragma GCC unroll 8
   for (int p = 0; p < kParts; ++p) {
-    quads[p] = as_int(x[p]) & 0x7fffffff;
+    quads[p] = as_int(load(x + p * kLanes)) & 0x7fffffff;
     quads[p] = larger(quads[p], flipped(quads[p], 1));
     quads[p] = larger(quads[p], flipped(quads[p], 2));
-    next = larger(next, smaller(most, quads[p]));
-    most = larger(most, quads[p]);
+    next = p == 0 ? I{} : larger(next, smaller(most, quads[p]));
+    most = p == 0 ? quads[p] : larger(most, quads[p]);
   }
 #pragma GCC unroll 2
   for (int flip = 4; flip < kLanes; flip *= 2) {
@@ -77,39 +73,78 @@ OCTAVO_INLINE void quantise_group(Format format, const F (&x)[kGroup / kLanes], 
     next = larger(larger(next, flipped(next, flip)), smaller(most, other));
     most = larger(most, other);
   }
-  I numbers[kParts], widest = splat_int(kGroup / 4);
+  I number = splat_int(kGroup / 4);
 #pragma GCC unroll 8
-  for (int p = 0; p < kParts; ++p) {
-    numbers[p] = (lane_numbers() >> 2) + p * (kLanes / 4);
-    widest = smaller(widest, choose(quads[p] == most, numbers[p], widest));
-  }
+  for (int p = kParts - 1; p >= 0; --p)
+    number = choose(quads[p] == most, (lane_numbers() >> 2) + p * (kLanes / 4), number);
 #pragma GCC unroll 2
-  for (int flip = 4; flip < kLanes; flip *= 2) widest = smaller(widest, flipped(widest, flip));
+  for (int flip = 4; flip < kLanes; flip *= 2) number = smaller(number, flipped(number, flip));
+  return {most[0], next[0], static_cast<uint32_t>(number[0])};
+}
 
-  const float top = as_float(most)[0], second = as_float(next)[0];
-  const float whole = second * (1.0f / 127.0f), split = top * (1.0f / (127.0f * 128.0f));
-  const float scale = whole > split ? whole : split;
-  const bool finite = most[0] < 0x7f800000;
-  const float inverse = finite && scale > 1e-35f ? 1.0f / scale : 0.0f;
+OCTAVO_INLINE float from_bits(int32_t bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+
+// A group in steps, of which those of the widest quad are split; returns their sum.
+OCTAVO_INLINE int32_t round_group(const float* x, float inverse, uint8_t* values,
+                                  ActivationGroup* group) {
+  typedef int8_t S __attribute__((vector_size(kLanes)));
+  typedef S SUnaligned __attribute__((aligned(1), may_alias));
   I sum = I{};
-  uint8_t high[kGroup];
 #pragma GCC unroll 8
-  for (int p = 0; p < kParts; ++p) {
-    const I q = finite ? nearest(x[p] * inverse) : I{};
-    const I upper = (q + 64 >> 7) & (numbers[p] == widest);
+  for (int i = 0; i < kGroup; i += kLanes) {
+    const I q = nearest(load(x + i) * inverse);
     sum += q;
-    *reinterpret_cast<SUnaligned*>(values + p * kLanes) =
-        __builtin_convertvector(q - (upper << 7), S);
-    *reinterpret_cast<SUnaligned*>(high + p * kLanes) = __builtin_convertvector(upper, S);
+    *reinterpret_cast<SUnaligned*>(values + i) = __builtin_convertvector(q, S);
   }
-  const int32_t total = sum_of(sum);
-  group->scale = finite ? scale : __builtin_nanf("");
-  if (format == Format::kU4GroupMin)
-    group->total = static_cast<float>(total);
-  else
-    group->start = -total * (format == Format::kU4Group ? 8 : kByteOffset);
-  group->widest = widest[0];
-  __builtin_memcpy(group->high, high + 4 * widest[0], 4);
+  typedef float F4 __attribute__((vector_size(16)));
+  typedef F4 F4Unaligned __attribute__((aligned(1), may_alias));
+  typedef int32_t I4 __attribute__((vector_size(16)));
+  typedef int8_t S4 __attribute__((vector_size(4)));
+  const int64_t at = 4 * static_cast<int64_t>(group->widest);
+  const F4 moved = *reinterpret_cast<const F4Unaligned*>(x + at) * inverse + kRound;
+  const I4 q = reinterpret_cast<I4>(moved) - as_int(splat(kRound))[0];
+  const I4 high = q + 64 >> 7;
+  const S4 upper = __builtin_convertvector(high, S4);
+  const S4 lower = __builtin_convertvector(q - (high << 7), S4);
+  __builtin_memcpy(group->high, &upper, 4);
+  __builtin_memcpy(values + at, &lower, 4);
+  return sum_of(sum);
+}
+
+// Rounds a row for quantised weights. All quads but the widest set a group's scale, unless high parts
+// would not fit int8 then. What is not finite gives a scale of NaN, so that its row's result is NaN,
+// as in float; what is so small that the inverse of its scale would overflow counts as zero. The
+// passes are short, so that a core has many groups under way.
+static void round_to_bytes(Format format, const float* x, int64_t inputs, uint8_t* out) {
+  const int64_t groups = (inputs + kGroup - 1) / kGroup;
+  auto* about = reinterpret_cast<ActivationGroup*>(out + groups * kGroup);
+  const int32_t per_step = format == Format::kU4Group ? -8 : -kByteOffset;
+  float last[kGroup] = {};  // a group that is not whole, padded
+  for (int64_t i = inputs / kGroup * kGroup; i < inputs; ++i) last[i % kGroup] = x[i];
+  const auto at = [&](int64_t g) { return (g + 1) * kGroup <= inputs ? x + g * kGroup : last; };
+  for (int64_t g = 0; g < groups; ++g) {
+    const Widest widest = widest_quad(at(g));
+    const float whole = from_bits(widest.next) * (1.0f / 127.0f);
+    const float split = from_bits(widest.most) * (1.0f / (127.0f * 128.0f));
+    const float scale = whole > split ? whole : split;
+    const bool finite = widest.most < 0x7f800000;
+    about[g].widest = widest.quad & (kGroup / 4 - 1);
+    about[g].scale = finite ? scale : __builtin_nanf("");
+    about[g].total = finite && scale > 1e-35f ? 1.0f / scale : 0.0f;  // the inverse, for now
+  }
+  for (int64_t g = 0; g < groups; ++g) {
+    const int32_t total = round_group(at(g), about[g].total, out + g * kGroup, about + g);
+    if (about[g].scale != about[g].scale)
+      about[g].start = 0;
+    else if (format == Format::kU4GroupMin)
+      about[g].total = static_cast<float>(total);
+    else
+      about[g].start = total * per_step;
+  }
 }
 
 static void round_to_bfloats(const float* x, int64_t inputs, uint8_t* out) {
@@ -120,15 +155,7 @@ static void round_to_bfloats(const float* x, int64_t inputs, uint8_t* out) {
 
 static void quantise(Format format, const float* x, int64_t inputs, uint8_t* out) {
   if (format == Format::kBF16) return round_to_bfloats(x, inputs, out);
-  const int64_t groups = (inputs + kGroup - 1) / kGroup;
-  auto* about = reinterpret_cast<ActivationGroup*>(out + groups * kGroup);
-  for (int64_t group = 0; group < groups; ++group) {
-    F part[kGroup / kLanes];
-#pragma GCC unroll 8
-    for (int p = 0; p < kGroup / kLanes; ++p)
-      part[p] = load_upto(x, group * kGroup + p * kLanes, inputs);
-    quantise_group(format, part, out + group * kGroup, about + group);
-  }
+  round_to_bytes(format, x, inputs, out);
 }
 
 static void add(const float* x, const float* y, int64_t size, float* out) {
