@@ -21,5 +21,6 @@ export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_erro
 export TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1
 # An editable install redirects imports: -S and a path of our own keep it out.
 site=$(python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+# pytest must not take the descriptor that a sanitizer's last words go to.
 LD_PRELOAD=$preload PYTHONPATH="$package:$site:$repo/tests" python -S -m pytest \
-  -p no:cacheprovider "$@"
+  -p no:cacheprovider --capture=sys "$@"
