@@ -9,9 +9,12 @@ namespace octavo {
 
 namespace {
 
-constexpr int64_t kBlockRows = 128;       // of activations that fit the second-level cache
-constexpr int64_t kMinRowsPerThread = 48; // from here on, threads take rows instead of columns
-constexpr int64_t kPrepareAlone = 2;      // rows that each thread prepares for itself: no barrier
+constexpr int64_t kBlockRows = 128;   // of activations that fit the second-level cache
+constexpr int64_t kPrepareAlone = 2;  // rows that each thread prepares for itself: no barrier
+
+// From so many rows a thread on, threads take rows instead of columns: they share nothing then, but
+// every one reads all weights, which the more of them there are the more rows must pay for.
+int64_t rows_to_part(int threads) { return std::min(8 * threads, 48); }
 
 int64_t share(int64_t count, int part, int parts) { return count * part / parts; }
 
@@ -156,7 +159,7 @@ void Program::reserve(const Batch& batch) {
     if (scratch.widened.size() < widened) scratch.widened = Memory(widened);
   }
   const int threads = pool_.threads();
-  by_blocks_ = batch.tokens >= kMinRowsPerThread * threads;
+  by_blocks_ = batch.tokens >= threads * rows_to_part(threads);
   if (by_blocks_) {
     // As many blocks as fill every thread equally often.
     const int64_t rounds = (batch.tokens + kBlockRows * threads - 1) / (kBlockRows * threads);
