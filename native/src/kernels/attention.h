@@ -319,16 +319,10 @@ OCTAVO_INLINE float soften(const KVLayer& kv, const AttentionShape& shape, const
   return factor;
 }
 
-// sums[m][d .. d + N vectors) = sums * factor + weights * values.
+// sum[m] += weights * values, of features [d, d + N vectors).
 template <KVType type, int M, int N>
-OCTAVO_INLINE void value_tile(const Unit* units, int count, const float* scores,
-                              const float* factors, int64_t dim, int64_t d, int64_t padded,
-                              float* sums) {
-  F sum[M][N];
-#pragma GCC unroll 16
-  for (int m = 0; m < M; ++m)
-#pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) sum[m][n] = load(sums + m * padded + d + n * kLanes) * factors[m];
+OCTAVO_INLINE void value_tile(const Unit* units, int count, const float* scores, int64_t dim,
+                              int64_t d, F (&sum)[M][N]) {
   constexpr int step = word_parts(type);
   constexpr int64_t bytes = word_bytes(type);
   for (int u = 0; u < count; ++u) {
@@ -346,10 +340,6 @@ OCTAVO_INLINE void value_tile(const Unit* units, int count, const float* scores,
       add_products<type, M, N>(words, next, true, t + 1 < units[u].count, p, kScoreTokens, 1, sum);
     }
   }
-#pragma GCC unroll 16
-  for (int m = 0; m < M; ++m)
-#pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) store(sums + m * padded + d + n * kLanes, sum[m][n]);
 }
 
 // The same three steps for pairs of bfloat16, which are multiplied as they are stored.
@@ -420,16 +410,10 @@ OCTAVO_INLINE float soften_pairs(const KVLayer& kv, const AttentionShape& shape,
   return factor;
 }
 
-// sums[m][d .. d + N vectors) = sums * factor + weights * values.
+// sum[m] += weights * values, of features [d, d + N vectors).
 template <int M, int N>
-OCTAVO_INLINE void value_pairs(const Unit* units, int count, const float* scores,
-                               const float* factors, int64_t dim, int64_t d, int64_t padded,
-                               float* sums) {
-  F sum[M][N];
-#pragma GCC unroll 16
-  for (int m = 0; m < M; ++m)
-#pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) sum[m][n] = load(sums + m * padded + d + n * kLanes) * factors[m];
+OCTAVO_INLINE void value_pairs(const Unit* units, int count, const float* scores, int64_t dim,
+                               int64_t d, F (&sum)[M][N]) {
   const auto add = [&](const P (&words)[N], const uint8_t* p) __attribute__((always_inline)) {
     repeat<M>(OCTAVO_BODY(m) {
       const P x = splat_pair<0, m.value * kScoreTokens * 4>(p, 0);
@@ -459,19 +443,26 @@ OCTAVO_INLINE void value_pairs(const Unit* units, int count, const float* scores
       words[n] = reinterpret_cast<P>(load_u32(values + n * OCTAVO_BYTES) & 0xffffu);
     add(words, p);
   }
+}
+
+// sums[m][d .. d + N vectors) = sums * factor + weights * values.
+template <KVType type, int M, int N>
+OCTAVO_INLINE void add_values(const Unit* units, int count, const QuerySet& set,
+                              const float* factors, int64_t d, float* sums) {
+  const int64_t padded = set.padded_dim;
+  F sum[M][N];
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) sum[m][n] = load(sums + m * padded + d + n * kLanes) * factors[m];
+  if constexpr (kPaired<type>)
+    value_pairs<M, N>(units, count, set.scores, set.dim, d, sum);
+  else
+    value_tile<type, M, N>(units, count, set.scores, set.dim, d, sum);
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) store(sums + m * padded + d + n * kLanes, sum[m][n]);
-}
-
-template <KVType type, int M, int N>
-OCTAVO_INLINE void add_values(const Unit* units, int count, const QuerySet& set,
-                              const float* factors, int64_t d, float* sums) {
-  if constexpr (kPaired<type>)
-    value_pairs<M, N>(units, count, set.scores, factors, set.dim, d, set.padded_dim, sums);
-  else
-    value_tile<type, M, N>(units, count, set.scores, factors, set.dim, d, set.padded_dim, sums);
 }
 
 template <KVType type, int M>

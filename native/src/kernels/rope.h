@@ -21,9 +21,8 @@ OCTAVO_INLINE float quantise_head(const float* x, int64_t dim, uint8_t* to, int6
   I most = I{};
   for (int64_t i = 0; i < dim; i += kLanes)
     most = larger(most, as_int(load_upto(x, i, dim)) & 0x7fffffff);
-  float largest;
   const int32_t bits = max_of(most);
-  __builtin_memcpy(&largest, &bits, 4);
+  const float largest = from_bits(bits);
   const float inverse = largest > 1e-36f ? 127.0f / largest : 0.0f;
   for (int64_t i = 0; i < dim; i += kLanes) {
     const I q = nearest(load_upto(x, i, dim) * inverse);

@@ -63,6 +63,14 @@ struct TileRows {
   }
 };
 
+// Calls add(m, x) with the `i`-th four bytes of each row, repeated over a vector.
+template <int i, int M, typename Add>
+OCTAVO_INLINE void for_rows(const TileRows<M>& rows, Add add) {
+  repeat<M>(OCTAVO_BODY(m) {
+    add(m.value, splat_at<m.value % 3, i * 4>(rows.base[m.value / 3], rows.stride));
+  });
+}
+
 template <Format format>
 OCTAVO_INLINE I dot(I sum, B weights, B x) {
   return has_nibbles(format) ? dot_nibbles(sum, weights, x) : dot_bytes(sum, weights, x);
@@ -108,14 +116,6 @@ OCTAVO_INLINE void high_sums(const uint8_t* values, const uint8_t* group_at, I (
     if constexpr (format == Format::kU4Group || (format == Format::kI8Group && kByteOffset != 0))
       sum[v] += splat_int(group->start);
   }
-}
-
-// Quad `i` of the weights times that of each row.
-template <int i, int M, typename Add>
-OCTAVO_INLINE void for_rows(const TileRows<M>& rows, Add add) {
-  repeat<M>(OCTAVO_BODY(m) {
-    add(m.value, splat_at<m.value % 3, i * 4>(rows.base[m.value / 3], rows.stride));
-  });
 }
 
 // The integer sums of a group.
@@ -245,15 +245,6 @@ OCTAVO_INLINE void float_tile(const PackedWeight& weight, const TileArgs& args, 
 
 // ---- bfloat16 activations, where the set has products of them
 
-// Two inputs of a lane, which lie `kAt` bytes on in the rows, times the same two of each row.
-template <int kAt, int M>
-OCTAVO_INLINE void dot_rows(P first, P second, const TileRows<M>& rows, F (&sum)[M][2]) {
-  repeat<M>(OCTAVO_BODY(m) {
-    const P x = splat_pair<m.value % 3, kAt>(rows.base[m.value / 3], rows.stride);
-    dot_pairs(sum[m.value], first, second, x);
-  });
-}
-
 template <int M>
 OCTAVO_INLINE void bfloat_tile(const PackedWeight& weight, const TileArgs& args, float* sums) {
   const uint8_t* panel = args.panel;
@@ -264,7 +255,10 @@ OCTAVO_INLINE void bfloat_tile(const PackedWeight& weight, const TileArgs& args,
     ahead = prefetch(ahead, args.lines);
     repeat<kGroup / 2>(OCTAVO_BODY(pair) {
       const uint8_t* from = panel + pair.value * 2 * OCTAVO_BYTES;
-      dot_rows<pair.value * 4>(load_pairs(from), load_pairs(from + OCTAVO_BYTES), rows, sum);
+      const P first_word = load_pairs(from), second_word = load_pairs(from + OCTAVO_BYTES);
+      for_rows<pair.value>(rows, [&](int m, B x) __attribute__((always_inline)) {
+        dot_pairs(sum[m], first_word, second_word, reinterpret_cast<P>(x));
+      });
     });
     rows.advance(kGroup * 2);
     panel += kGroup * kPanel * 2;
