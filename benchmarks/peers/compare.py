@@ -83,35 +83,29 @@ class Batch:
     scenario: Scenario
     round: int
     prompts: Sequence[Prompt]
-    first_token_prompts: Sequence[Prompt]
-    """Others of the same lengths, so that no cache helps the second run."""
     warm_up: Sequence[Prompt]
 
     @classmethod
     def of(cls, scenario: Scenario, number: int, maker: PromptMaker) -> "Batch":
         """Draw new prompts."""
         warm_up = replace(scenario, prompt_lengths=(32,))
-        prompts, others = maker.prompts(scenario), maker.prompts(scenario)
-        return cls(scenario, number, prompts, others, maker.prompts(warm_up))
+        return cls(scenario, number, maker.prompts(scenario), maker.prompts(warm_up))
 
     def measure(self, name: str, worker: Worker) -> Measurement:
         """Run it once, after a few tokens that bring the engine's weights back into the caches."""
         scenario = self.scenario
         worker.run(self.warm_up, WARM_UP_TOKENS)
-        first_token_s = None
-        if scenario.figure == "decode":
-            first_token_s = worker.run(self.first_token_prompts, 1).wall_s
+        streamed = scenario.figure == "decode"
         before = cpu_times()
-        run = worker.run(self.prompts, scenario.max_tokens)
+        run = worker.run(self.prompts, scenario.max_tokens, streamed=streamed)
         return Measurement(
             scenario=scenario.name,
             variant=name,
             round=self.round,
             wall_s=run.wall_s,
-            first_token_s=first_token_s,
-            figure=scenario.value(run.wall_s, first_token_s),
+            figure=scenario.value(run.wall_s, run.times_s),
             stolen_share=stolen_share(before, cpu_times()),
-            ttft_s=None if run.ttft_s is None else tuple(run.ttft_s),
+            times_s=run.times_s,
             tokens=tuple(tuple(tokens) for tokens in run.tokens),
         )
 

@@ -26,7 +26,8 @@ class Run:
 
     wall_s: float
     tokens: list[list[int]]
-    ttft_s: list[float] | None
+    times_s: list[list[float]] | None
+    """When each token came, of a streamed run."""
 
 
 class Worker:
@@ -64,14 +65,17 @@ class Worker:
         self.settings: dict[str, Any] = ready["settings"]
         self._signal(signal.SIGSTOP)
 
-    def run(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> Run:
+    def run(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, *, streamed: bool = False
+    ) -> Run:
         """Complete the prompts together.
 
         Raises:
             WorkerError: the engine failed, died or took too long.
         """
-        answer = self._ask({"prompts": prompts, "max_tokens": max_tokens})
-        return Run(answer["wall_s"], answer["tokens"], answer["ttft_s"])
+        request = {"prompts": prompts, "max_tokens": max_tokens, "streamed": streamed}
+        answer = self._ask(request)
+        return Run(answer["wall_s"], answer["tokens"], answer["times_s"])
 
     def score(self, tokens: Sequence[int], num_single: int, file: Path) -> None:
         """Write the logits of each token to ``file``, float32 ``[tokens, vocab]``.

@@ -18,12 +18,11 @@ class Measurement:
     variant: str
     round: int
     wall_s: float
-    first_token_s: float | None
-    """Wall of the same scenario at one token, where the figure needs it."""
     figure: float
     stolen_share: float
     """CPU time that the hypervisor gave to other guests meanwhile."""
-    ttft_s: tuple[float, ...] | None
+    times_s: Sequence[Sequence[float]] | None
+    """When each token came, where the figure needs it."""
     tokens: tuple[tuple[int, ...], ...]
 
 

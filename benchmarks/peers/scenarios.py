@@ -25,8 +25,8 @@ class Scenario:
     prompt_lengths: tuple[int, ...]
     max_tokens: int
     figure: Literal["decode", "prefill", "wall"]
-    """``decode``: tokens per second after the first token, the time of a run of one token taken
-    off; ``prefill``: prompt tokens per second until all first tokens; ``wall``: seconds."""
+    """``decode``: tokens per second while all requests decode; ``prefill``: prompt tokens per
+    second until all first tokens; ``wall``: seconds."""
 
     @property
     def max_len(self) -> int:
@@ -42,14 +42,27 @@ class Scenario:
         """Return how many times faster Octavo is."""
         return other / octavo if self.figure == "wall" else octavo / other
 
-    def value(self, wall_s: float, first_token_s: float | None) -> float:
-        """Return the figure of a run; ``first_token_s`` is the wall of the run of one token."""
+    def value(self, wall_s: float, times_s: Sequence[Sequence[float]] | None) -> float:
+        """Return the figure of a run; ``times_s``, when each token came, is for ``decode``."""
         if self.figure == "wall":
             return wall_s
         if self.figure == "prefill":
             return sum(self.prompt_lengths) / wall_s
-        decoded = len(self.prompt_lengths) * (self.max_tokens - 1)
-        return decoded / max(wall_s - (first_token_s or 0.0), 1e-9)
+        assert times_s is not None, "decode figures are of streamed runs"
+        return decode_rate(times_s)
+
+
+def decode_rate(times_s: Sequence[Sequence[float]]) -> float:
+    """Return tokens per second from when every request has its first token until one has its last.
+
+    Where some end before others begin, until all have their last.
+    """
+    start = max(own[0] for own in times_s)
+    stop = min(own[-1] for own in times_s)
+    if stop <= start:
+        stop = max(own[-1] for own in times_s)
+    decoded = sum(start < time <= stop for own in times_s for time in own)
+    return decoded / (stop - start)
 
 
 def _batch(size: int) -> Scenario:

@@ -3,30 +3,27 @@
 A worker is started with one argument, a JSON object of settings. It then writes ``ready`` and
 answers each line with a ``result`` or an ``error``, until its input ends:
 
-* ``{"prompts": [[ids]], "max_tokens": n}``: every prompt is completed greedily to exactly
-  ``max_tokens`` tokens.
+* ``{"prompts": [[ids]], "max_tokens": n, "streamed": bool}``: every prompt is completed greedily to
+  exactly ``max_tokens`` tokens. Streamed, the answer tells when each token came; else the engine
+  runs as it does for whoever asks for the whole alone.
 * ``{"score": [ids], "num_single": n, "file": path}``: the logits of every token go to the file,
   float32 ``[tokens, vocab]``; the last ``num_single`` tokens are computed one at a time, as in
   decoding, and those before in steps of the engine's own size.
+
+It ends with the process that started it, however that ended.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-
-@dataclass(frozen=True)
-class Completions:
-    """What an engine made of a batch, in the prompts' order."""
-
-    tokens: list[list[int]]
-    ttft_s: list[float] | None = None
-    """Time to each first token, where the engine tells."""
+PR_SET_PDEATHSIG: Final = 1
 
 
 class Engine:
@@ -39,8 +36,12 @@ class Engine:
     def prepare(self, prompts: list[list[int]], max_tokens: int) -> None:
         """Make ready what the engine sizes by the batch; not timed."""
 
-    def generate(self, prompts: list[list[int]], max_tokens: int) -> Completions:
-        """Complete all prompts together, greedily, past any end token."""
+    def generate(self, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+        """Complete all prompts together, greedily, past any end token; return their tokens."""
+        raise NotImplementedError
+
+    def stream(self, prompts: list[list[int]], max_tokens: int) -> Iterator[tuple[int, int]]:
+        """Do the same and yield each token as it comes, after the index of its prompt."""
         raise NotImplementedError
 
     def logits(self, tokens: list[int], num_single: int) -> Iterator[Any]:
@@ -60,6 +61,7 @@ def steps(num_tokens: int, budget: int, num_single: int) -> Iterator[tuple[int, 
 def serve(load: Callable[[dict[str, Any]], Engine]) -> None:
     """Load the engine and answer requests until the input ends."""
     write = _take_stdout()
+    _die_with_parent()
     settings = json.loads(sys.argv[1])
     started = time.perf_counter()
     try:
@@ -82,21 +84,31 @@ def serve(load: Callable[[dict[str, Any]], Engine]) -> None:
             if "score" in request:
                 write(_scored(engine, **request))
             else:
-                write(_timed(engine, request["prompts"], request["max_tokens"]))
+                write(_timed(engine, **request))
         except Exception as error:  # the parent goes on with the other engines
             traceback.print_exc()
             write({"event": "error", "message": _sentence(error)})
 
 
-def _timed(engine: Engine, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
+def _timed(
+    engine: Engine, prompts: list[list[int]], max_tokens: int, streamed: bool
+) -> dict[str, Any]:
     engine.prepare(prompts, max_tokens)
+    times_s: list[list[float]] | None = None
     started = time.perf_counter()
-    done = engine.generate(prompts, max_tokens)
+    if streamed:
+        tokens: list[list[int]] = [[] for _ in prompts]
+        times_s = [[] for _ in prompts]
+        for index, token in engine.stream(prompts, max_tokens):
+            tokens[index].append(token)
+            times_s[index].append(time.perf_counter() - started)
+    else:
+        tokens = engine.generate(prompts, max_tokens)
     wall_s = time.perf_counter() - started
-    counts = [len(tokens) for tokens in done.tokens]
+    counts = [len(own) for own in tokens]
     if counts != [max_tokens] * len(prompts):
         raise RuntimeError(f"It made {counts} tokens for {len(prompts)} prompts, not {max_tokens}.")
-    return {"event": "result", "wall_s": wall_s, "tokens": done.tokens, "ttft_s": done.ttft_s}
+    return {"event": "result", "wall_s": wall_s, "tokens": tokens, "times_s": times_s}
 
 
 def _scored(engine: Engine, score: list[int], num_single: int, file: str) -> dict[str, Any]:
@@ -108,6 +120,15 @@ def _scored(engine: Engine, score: list[int], num_single: int, file: str) -> dic
     if rows != len(score):
         raise RuntimeError(f"It gave logits of {rows} tokens, not of {len(score)}.")
     return {"event": "result"}
+
+
+def _die_with_parent() -> None:
+    """Let Linux kill this process when its parent dies.
+
+    One that waits for its turn is stopped (SIGSTOP): it would never read the end of its input.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _take_stdout() -> Callable[[dict[str, Any]], None]:

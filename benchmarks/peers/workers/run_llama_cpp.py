@@ -4,14 +4,13 @@ The high-level Python class completes one prompt at a time, so this loop puts al
 one batch per step: prompts first, then one token of each sequence a step.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
-from protocol import Completions, Engine, serve, steps
+from protocol import Engine, serve, steps
 
 N_BATCH = 2048
 N_UBATCH = 512
@@ -70,12 +69,17 @@ class LlamaCpp(Engine):
         if not self._context:
             raise RuntimeError(f"llama.cpp could not make a context of {cells} cells")
 
-    def generate(self, prompts: list[list[int]], max_tokens: int) -> Completions:
-        """Prefill in batches of N_BATCH tokens, then decode all sequences together."""
-        started = time.perf_counter()
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), False)
+    def generate(self, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+        """Gather the stream: it is all there is."""
         tokens: list[list[int]] = [[] for _ in prompts]
-        ttft_s = [0.0] * len(prompts)
+        for index, token in self.stream(prompts, max_tokens):
+            tokens[index].append(token)
+        return tokens
+
+    def stream(self, prompts: list[list[int]], max_tokens: int) -> Iterator[tuple[int, int]]:
+        """Prefill in batches of N_BATCH tokens, then decode all sequences together."""
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), False)
+        last = [0] * len(prompts)
         entries = [
             Entry(token, position, index, position == len(prompt) - 1)
             for index, prompt in enumerate(prompts)
@@ -83,16 +87,16 @@ class LlamaCpp(Engine):
         ]
         for first in range(0, len(entries), N_BATCH):
             for index, token in self._decode(entries[first : first + N_BATCH]):
-                tokens[index].append(token)
-                ttft_s[index] = time.perf_counter() - started
+                last[index] = token
+                yield index, token
         for step in range(max_tokens - 1):
             rows = [
-                Entry(tokens[index][-1], len(prompt) + step, index, True)
+                Entry(last[index], len(prompt) + step, index, True)
                 for index, prompt in enumerate(prompts)
             ]
             for index, token in self._decode(rows):
-                tokens[index].append(token)
-        return Completions(tokens, ttft_s)
+                last[index] = token
+                yield index, token
 
     def logits(self, tokens: list[int], num_single: int) -> Iterator[NDArray[np.float32]]:
         """Compute one sequence from an empty cache."""

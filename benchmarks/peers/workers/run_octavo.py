@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from protocol import Completions, Engine, serve, steps
+from protocol import Engine, serve, steps
 
 import octavo
+from octavo.core.events import NullObserver
 from octavo.engine.factory import EngineSettings
+from octavo.engine.output_processor import OutputProcessor
 from octavo.kernels.batch import StepBatch
 
 
@@ -27,11 +29,25 @@ class Octavo(Engine):
         self.settings = {**chosen, "backend": info.backend, "dtype": info.dtype}
         self.settings["precision"] = info.precision
 
-    def generate(self, prompts: list[list[int]], max_tokens: int) -> Completions:
+    def generate(self, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
         """Complete the prompts in one call."""
-        sampling = octavo.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-        outputs = self._llm.generate(prompts, sampling, use_tqdm=False)
-        return Completions([list(output.outputs[0].token_ids) for output in outputs])
+        outputs = self._llm.generate(prompts, _greedy(max_tokens), use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    def stream(self, prompts: list[list[int]], max_tokens: int) -> Iterator[tuple[int, int]]:
+        """Step the engine as ``LLM`` does, text included."""
+        parts = self._llm.parts
+        processor = OutputProcessor(parts.tokenizer, NullObserver())
+        for index, prompt in enumerate(prompts):
+            request = parts.requests.build(prompt, _greedy(max_tokens), request_id=str(index))
+            processor.add(request)
+            parts.core.add(request)
+        while len(processor):
+            update = parts.core.step()
+            for done in processor.process(update.outputs):
+                for delta in done.deltas:
+                    yield from ((int(done.request_id), token) for token in delta.token_ids)
+            processor.settle(update.finished)
 
     def logits(self, tokens: list[int], num_single: int) -> Iterator[NDArray[np.float32]]:
         """Call the engine's own step function over blocks scattered through its KV memory."""
@@ -42,6 +58,10 @@ class Octavo(Engine):
         blocks = np.random.default_rng(0).permutation(info.num_blocks)[:num_blocks]
         for start, stop in steps(len(tokens), info.max_num_batched_tokens, num_single):
             yield step(_batch(tokens, start, stop, blocks.astype(np.int32), info.block_size))
+
+
+def _greedy(max_tokens: int) -> octavo.SamplingParams:
+    return octavo.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
 
 
 def _batch(

@@ -8,7 +8,7 @@ import numpy as np
 import openvino
 import openvino_genai
 from numpy.typing import NDArray
-from protocol import Completions, Engine, serve, steps
+from protocol import Engine, serve, steps
 
 
 class OpenVINO(Engine):
@@ -33,16 +33,24 @@ class OpenVINO(Engine):
             "cache_size": scheduler.cache_size,
         }
 
-    def generate(self, prompts: list[list[int]], max_tokens: int) -> Completions:
+    def generate(self, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+        """Complete the prompts in one call."""
+        inputs = [_tensor(prompt) for prompt in prompts]
+        results = self._pipe.generate(inputs, [_greedy(max_tokens)] * len(inputs))
+        return [list(result.m_generation_ids[0]) for result in results]
+
+    def stream(self, prompts: list[list[int]], max_tokens: int) -> Iterator[tuple[int, int]]:
         """Add all prompts at once and step until they are done."""
-        config = openvino_genai.GenerationConfig()
-        config.max_new_tokens = max_tokens
-        config.ignore_eos = True
-        config.do_sample = False
-        inputs = [openvino.Tensor(np.array([prompt], np.int64)) for prompt in prompts]
-        results = self._pipe.generate(inputs, [config] * len(inputs))
-        tokens = [list(result.m_generation_ids[0]) for result in results]
-        return Completions(tokens)
+        handles = [
+            self._pipe.add_request(index, _tensor(prompt), _greedy(max_tokens))
+            for index, prompt in enumerate(prompts)
+        ]
+        while self._pipe.has_non_finished_requests():
+            self._pipe.step()
+            for index, handle in enumerate(handles):
+                while handle.can_read():
+                    for output in handle.read().values():
+                        yield from ((index, token) for token in output.generated_ids)
 
     def logits(self, tokens: list[int], num_single: int) -> Iterator[NDArray[np.float32]]:
         """Run the exported model itself, as the pipeline gives no logits.
@@ -63,6 +71,18 @@ class OpenVINO(Engine):
             }
             request.infer(inputs)
             yield request.get_tensor("logits").data[0]
+
+
+def _tensor(prompt: list[int]) -> openvino.Tensor:
+    return openvino.Tensor(np.array([prompt], np.int64))
+
+
+def _greedy(max_tokens: int) -> openvino_genai.GenerationConfig:
+    config = openvino_genai.GenerationConfig()
+    config.max_new_tokens = max_tokens
+    config.ignore_eos = True
+    config.do_sample = False
+    return config
 
 
 if __name__ == "__main__":
