@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
 
 #include "machine.h"
+
+#include <unistd.h>
 
 #if defined(__linux__)
 #include <sched.h>
@@ -63,14 +66,28 @@ void Barrier::wait() {
 Pool::Pool(int threads, std::vector<int> cpus, bool pin_caller)
     : threads_(threads),
       caller_cpu_(pin_caller && !cpus.empty() ? cpus[0] : -1),
-      barrier_(threads) {
-  for (int thread = 1; thread < threads; ++thread) {
-    const int cpu = thread < static_cast<int>(cpus.size()) ? cpus[thread] : -1;
-    workers_.emplace_back([this, thread, cpu] { work(thread, cpu); });
+      barrier_(threads),
+      process_(getpid()) {
+  try {
+    for (int thread = 1; thread < threads; ++thread) {
+      const int cpu = thread < static_cast<int>(cpus.size()) ? cpus[thread] : -1;
+      workers_.emplace_back([this, thread, cpu] { work(thread, cpu); });
+    }
+  } catch (...) {
+    stop();
+    throw;
   }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { stop(); }
+
+bool Pool::is_forked() const { return !workers_.empty() && getpid() != process_; }
+
+void Pool::stop() {
+  if (is_forked()) {  // there is nobody to wait for
+    for (std::thread& worker : workers_) worker.detach();
+    return;
+  }
   stopping_.store(true, std::memory_order_release);
   ticket_.fetch_add(1, std::memory_order_seq_cst);
   ticket_.notify_all();
@@ -87,6 +104,10 @@ void Pool::run(const Job& job) {
 }
 
 void Pool::run_unpinned(const Job& job) {
+  if (is_forked())
+    throw std::runtime_error(
+        "This process was forked off one that had loaded a model, and the threads stayed there; "
+        "load the model after the fork.");
   std::lock_guard<std::mutex> lock(running_);
   job_ = &job;
   busy_.store(threads_ - 1, std::memory_order_relaxed);

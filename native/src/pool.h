@@ -28,6 +28,7 @@ class Pool {
 
   // `cpus` pins worker i to cpus[i]; empty: the workers float. The calling thread of `run` is
   // thread 0 and belongs to the caller: it is pinned to cpus[0] only if `pin_caller`.
+  // Throws std::system_error if the system starts no more threads.
   Pool(int threads, std::vector<int> cpus, bool pin_caller = false);
   ~Pool();
   Pool(const Pool&) = delete;
@@ -37,7 +38,7 @@ class Pool {
   Barrier& barrier() { return barrier_; }
 
   // Runs `job` on every thread and returns when all are done. Calls from several threads queue.
-  // A job must not throw.
+  // A job must not throw. Throws std::runtime_error in a process that was forked off the pool's.
   void run(const Job& job);
 
   // Splits [0, count) into chunks that threads claim one after the other. Never pins the caller.
@@ -46,6 +47,8 @@ class Pool {
  private:
   void run_unpinned(const Job& job);
   void work(int thread, int cpu);
+  void stop();
+  bool is_forked() const;
 
   const int threads_;
   const int caller_cpu_;  // -1: not pinned
@@ -55,6 +58,7 @@ class Pool {
   alignas(64) std::atomic<unsigned> ticket_{0};  // grows with each job, and at the end
   alignas(64) std::atomic<int> busy_{0};
   std::atomic<bool> stopping_{false};
+  const int process_;  // in which the workers are
   std::vector<std::thread> workers_;
 };
 

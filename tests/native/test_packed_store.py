@@ -1,8 +1,10 @@
 """Packed weights kept on disk: mapped by the next start, and never believed blindly."""
 
+import hashlib
 import logging
 import os
 import resource
+import struct
 import threading
 import time
 from dataclasses import replace
@@ -127,6 +129,25 @@ def harmed(data: bytes, harm: str) -> bytes:
     place = {"first byte": 0, "middle": table // 2, "last weight": table - 70, "table": table + 20}
     at = place.get(harm, len(data) - 5)
     return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+
+
+def test_a_table_of_another_build_is_packed_anew(
+    cache: PackedCache, packing: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Turns red if a whole file with fields that this build does not know ends the start."""
+    wanted = logits_with(cache)
+    (path,) = kept_in(cache)
+    data = path.read_bytes()
+    table = data[data.index(b'{"identity"') : data.rindex(b"}") + 1].replace(
+        b"{", b'{"new": 1, ', 1
+    )
+    digest = hashlib.blake2b(table, digest_size=16).digest()
+    tail = struct.pack("<Q16s8s", len(table), digest, data[-8:])
+    path.write_bytes(data[: data.index(b'{"identity"')] + table + tail)
+    packing.clear()
+    np.testing.assert_array_equal(logits_with(cache), wanted)
+    assert packing != []
+    assert caplog.records == []
 
 
 def test_another_version_of_the_model_replaces_the_first(

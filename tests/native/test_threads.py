@@ -1,5 +1,7 @@
 """Threads of a step: how many, and on which CPUs they stay."""
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -78,3 +80,50 @@ def test_a_list_of_cpus_sets_the_number_of_threads() -> None:
     """One thread a CPU, no matter how many there are besides."""
     assert native.NativeBackend("float32", NativeOptions(cpus=(USABLE[0],))).threads == 1
     assert native.NativeBackend("float32", NativeOptions()).threads == extension.usable_threads()
+
+
+def output_of(script: str) -> str:
+    """What a Python of its own prints, its threads and limits being no one else's."""
+    head = (
+        "import os, resource, signal\n"
+        "from octavo.core.errors import SettingError\n"
+        "from octavo.kernels.native.backend import NativeBackend\n"
+        "from octavo.kernels.native.options import NativeOptions\n"
+    )
+    run = [sys.executable, "-c", head + script]
+    return subprocess.run(run, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+@needs_affinity
+def test_more_threads_than_the_system_starts_are_an_error() -> None:
+    """Turns red if a thread that cannot be started, here for want of room for its stack, ends the
+    process instead of the start."""
+    script = """
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + (256 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    NativeBackend("float32", NativeOptions(threads=5000))
+except SettingError as error:
+    print(error.name, NativeBackend("float32", NativeOptions(threads=2)).threads)
+"""
+    assert output_of(script) == "--threads 2\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing forks there")
+def test_a_forked_process_is_told_to_load_its_own() -> None:
+    """Turns red if a child waits forever for threads that stayed with its parent, in a step or when
+    it lets go of the backend, or if the parent's are disturbed."""
+    script = """
+backend = NativeBackend("float32", NativeOptions(threads=2))
+if os.fork() == 0:
+    signal.alarm(30)
+    try:
+        backend.machine.barrier_ns()
+    except RuntimeError as error:
+        print(str(error).split(";")[1], flush=True)
+    del backend
+    os._exit(NativeBackend("float32", NativeOptions(threads=2)).machine.barrier_ns() <= 0)
+print(os.wait()[1], backend.machine.barrier_ns() > 0)
+"""
+    assert output_of(script) == " load the model after the fork.\n0 True\n"

@@ -31,7 +31,11 @@ def parse_size(text: str) -> int:
     return int(Decimal(number) * SIZE_UNITS[unit])
 
 
-def parse_cpus(text: str) -> tuple[int, ...]:
+class CpuList(tuple[int, ...]):
+    """CPUs in the order of the text; typer reads a plain tuple as a flag with several values."""
+
+
+def parse_cpus(text: str) -> CpuList:
     """Return the CPUs of a list such as ``0,2-3``, in its order."""
     cpus: list[int] = []
     for part in text.split(","):
@@ -42,7 +46,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
         cpus += range(first, last + 1)
     if len(set(cpus)) < len(cpus):
         raise typer.BadParameter(f"{text!r} names a CPU twice")
-    return tuple(cpus)
+    return CpuList(cpus)
 
 
 MODEL_HELP: Final = "A .gguf file, a Hugging Face style folder, hf:org/name, or an alias."
@@ -79,7 +83,7 @@ Threads = Annotated[
     int, typer.Option(min=0, help="Threads of a step; 0: all that this process may use.")
 ]
 CpuAffinity = Annotated[
-    tuple[int, ...] | None,
+    CpuList | None,
     typer.Option(
         parser=parse_cpus,
         metavar="LIST",

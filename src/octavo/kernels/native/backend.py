@@ -54,7 +54,12 @@ class NativeBackend:
                 name="OCTAVO_ISA",
             )
         threads, cpus = _placement(options)
-        self._native = _native.Backend(isa, threads, cpus, pin_caller=bool(options.cpus))
+        try:
+            self._native = _native.Backend(isa, threads, cpus, pin_caller=bool(options.cpus))
+        except RuntimeError as error:
+            raise SettingError(
+                f"The system does not start {threads} threads ({error}).", name="--threads"
+            ) from error
         self._native.set_attention(
             options.split_contexts, options.share_prefixes, options.deterministic
         )

@@ -107,7 +107,10 @@ def _read_table(file: IO[bytes]) -> Table:
     table = file.read(length)
     if _digest(table) != digest:
         raise DamagedFileError("its table is damaged")
-    return Table(**json.loads(table))
+    try:
+        return Table(**json.loads(table))
+    except TypeError:
+        raise FileNotFoundError from None  # a build that knows other fields wrote it
 
 
 def _digest(data: bytes) -> bytes:
