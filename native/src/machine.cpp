@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
 #include <string>
 #include <thread>
@@ -18,9 +19,11 @@ namespace {
 // CPUs worth of time that one cgroup grants; infinity if it sets no limit.
 double quota_v2(const std::string& folder) {
   std::ifstream file(folder + "/cpu.max");
-  std::string quota;
+  std::string text;
   double period = 0;
-  if (file >> quota >> period && quota != "max" && period > 0) return std::stod(quota) / period;
+  if (file >> text >> period && period > 0)
+    if (const double quota = std::strtod(text.c_str(), nullptr); quota > 0)  // not "max"
+      return quota / period;
   return HUGE_VAL;
 }
 
@@ -35,10 +38,9 @@ double quota_v1(const std::string& folder) {
 
 // The tightest quota of this process's cgroup and those around it. In a container the root it sees
 // is its own; a service of the host finds its limit further down.
-double cgroup_quota() {
-  const std::string root = "/sys/fs/cgroup";
+double cgroup_quota(const std::string& root, const std::string& memberships_path) {
   double least = std::min(quota_v2(root), quota_v1(root + "/cpu"));
-  std::ifstream memberships("/proc/self/cgroup");
+  std::ifstream memberships(memberships_path);
   for (std::string line; std::getline(memberships, line);) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
@@ -67,11 +69,11 @@ std::vector<int> usable_cpus() {
   return cpus;
 }
 
-int usable_threads() {
+int usable_threads(const std::string& cgroups, const std::string& memberships) {
   const std::vector<int> cpus = usable_cpus();
   int count = cpus.empty() ? static_cast<int>(std::thread::hardware_concurrency())
                            : static_cast<int>(cpus.size());
-  const double quota = cgroup_quota();
+  const double quota = cgroup_quota(cgroups, memberships);
   if (quota < count) count = static_cast<int>(std::floor(quota));
   return std::max(1, count);
 }

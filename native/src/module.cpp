@@ -336,7 +336,8 @@ NB_MODULE(_native, m) {
   m.doc() = "Kernels, thread pool and step programs of the native backend.";
   m.def("available_isas", available_isas);
   m.def("usable_cpus", usable_cpus);
-  m.def("usable_threads", usable_threads);
+  m.def("usable_threads", usable_threads, "cgroups"_a = "/sys/fs/cgroup",
+        "memberships"_a = "/proc/self/cgroup");
   m.def("packed_layout", packed_layout);
   bind_sampling(m);
   bind_backend(m);

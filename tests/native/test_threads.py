@@ -67,10 +67,12 @@ def test_unasked_the_thread_that_steps_moves_freely() -> None:
     [
         (NativeOptions(cpus=(max(USABLE, default=0) + 1,)), "but this process may use"),
         (NativeOptions(cpus=tuple(USABLE[:1]), threads=2), "names 1"),
+        (NativeOptions(threads=-3), "between 0 and 4096, not -3"),
+        (NativeOptions(threads=2**40), "between 0 and 4096"),
     ],
 )
 def test_what_cannot_be_is_said(options: NativeOptions, sentence: str) -> None:
-    """A CPU that this process may not use, and fewer CPUs than threads."""
+    """A CPU that this process may not use, fewer CPUs than threads, and no number of threads."""
     with pytest.raises(SettingError, match=sentence):
         native.NativeBackend("float32", options)
 
@@ -80,6 +82,36 @@ def test_a_list_of_cpus_sets_the_number_of_threads() -> None:
     """One thread a CPU, no matter how many there are besides."""
     assert native.NativeBackend("float32", NativeOptions(cpus=(USABLE[0],))).threads == 1
     assert native.NativeBackend("float32", NativeOptions()).threads == extension.usable_threads()
+
+
+@pytest.mark.parametrize(
+    ("memberships", "file", "text", "threads"),
+    [
+        pytest.param("0::/", "cpu.max", "250000 100000", 2, id="rounded down"),
+        pytest.param("0::/", "cpu.max", "50000 100000", 1, id="at least one"),
+        pytest.param("0::/", "cpu.max", "max 100000", None, id="no limit"),
+        pytest.param("0::/", "cpu.max", "", None, id="nothing said"),
+        pytest.param("0::/a/b", "a/cpu.max", "100000 100000", 1, id="of a group around it"),
+        pytest.param("0::/a/b", "c/cpu.max", "100000 100000", None, id="of another group"),
+        pytest.param("3:cpu,cpuacct:/a", "cpu/a/cpu.cfs_quota_us", "100000", 1, id="version 1"),
+        pytest.param("3:cpu,cpuacct:/a", "cpu/a/cpu.cfs_quota_us", "-1", None, id="none there"),
+        pytest.param("3:memory:/a", "cpu/a/cpu.cfs_quota_us", "100000", None, id="of memory"),
+    ],
+)
+def test_limits_of_containers(
+    memberships: str, file: str, text: str, threads: int | None, tmp_path: Path
+) -> None:
+    """Turns red if a quota is read wrongly, or not where systemd and containers put it. None: as
+    many threads as without."""
+    limit = tmp_path / file
+    limit.parent.mkdir(parents=True, exist_ok=True)
+    limit.write_text(f"{text}\n")
+    limit.with_name("cpu.cfs_period_us").write_text("100000\n")
+    named = tmp_path / "memberships"
+    named.write_text(f"{memberships}\n")
+    free = extension.usable_threads(cgroups="", memberships="")
+    wanted = free if threads is None else min(threads, free)
+    assert extension.usable_threads(str(tmp_path), str(named)) == wanted
 
 
 def output_of(script: str) -> str:
@@ -103,7 +135,7 @@ pages = int(open("/proc/self/statm").read().split()[0])
 limit = pages * resource.getpagesize() + (256 << 20)
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 try:
-    NativeBackend("float32", NativeOptions(threads=5000))
+    NativeBackend("float32", NativeOptions(threads=4000))
 except SettingError as error:
     print(error.name, NativeBackend("float32", NativeOptions(threads=2)).threads)
 """

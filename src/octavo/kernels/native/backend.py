@@ -28,6 +28,8 @@ from octavo.kernels.weights import WeightTensor
 
 KV_TYPES: Final[dict[KVDtype, int]] = {"float32": 0, "bfloat16": 1, "int8": 2}
 """Numbers of ``kernel_table.h``."""
+MAX_THREADS: Final = 4096
+"""More than machines have CPUs."""
 
 
 class NativeBackend:
@@ -179,6 +181,11 @@ class NativeBackend:
 
 def _placement(options: NativeOptions) -> tuple[int, list[int]]:
     """Return how many threads there are, and their CPUs (none: they float)."""
+    if not 0 <= options.threads <= MAX_THREADS:
+        raise SettingError(
+            f"--threads must be between 0 and {MAX_THREADS}, not {options.threads}.",
+            name="--threads",
+        )
     usable, allowed = _native.usable_cpus(), _native.usable_threads()
     if not options.cpus:
         return options.threads or allowed, usable if options.pin_threads else []
