@@ -245,25 +245,34 @@ def test_scoring_without_generating(folders: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "caching", "chunked", "n"),
-    list(itertools.product(("float32", "bfloat16"), (True, False), (True, False), (1, 2))),
+    ("formats", "caching", "chunked", "n"),
+    [
+        *itertools.product(
+            (("float32", "auto"), ("bfloat16", "auto")), (True, False), (True, False), (1, 2)
+        ),
+        *itertools.product((("float32", "int8"),), (True, False), (True, False), (2,)),
+    ],
 )
 def test_every_mix_of_features_answers_alike(
-    folders: dict[str, Path], dtype: str, caching: bool, chunked: bool, n: int
+    folders: dict[str, Path], formats: tuple[str, str], caching: bool, chunked: bool, n: int
 ) -> None:
     """KV-21: turns red when two features that work alone break each other."""
     (shared,) = prompts_of([33])
     distinct = [shared + [number] * (number % 5) for number in range(12)]
     prompts = [distinct[number % 12] for number in range(50)]
+    dtype, kv_cache_dtype = formats
     llm = engine(
         folders["llama"],
         dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
         enable_prefix_caching=caching,
         enable_chunked_prefill=chunked,
         max_num_batched_tokens=20,
         max_num_seqs=12,
     )
-    plain = engine(folders["llama"], dtype=dtype, enable_prefix_caching=False)
+    plain = engine(
+        folders["llama"], dtype=dtype, kv_cache_dtype=kv_cache_dtype, enable_prefix_caching=False
+    )
     outputs = llm.generate(prompts, greedy(6, n=n), use_tqdm=False)
     expected = one_by_one(plain, distinct, max_tokens=6)
     for index in range(n):
