@@ -18,7 +18,7 @@ for library in $libraries libstdc++.so; do preload+="$(gcc -print-file-name=$lib
 cd "$repo"
 # The interpreter itself leaks on purpose at exit, and does not know of the sanitizers' locks.
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
-export TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1
+export TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1:die_after_fork=0
 # An editable install redirects imports: -S and a path of our own keep it out.
 site=$(python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 # pytest must not take the descriptor that a sanitizer's last words go to.
