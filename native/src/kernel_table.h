@@ -145,6 +145,8 @@ struct AttendArgs {
   int64_t out_stride;
   float* partial;       // instead of `out`, the state of each segment: sums, maximum, weight sum as
                         // [segment][rows * heads per KV head][dim + 2]; null: `out`
+  const AttendArgs* after;  // what this thread likely attends to next, whose first keys are asked
+                            // for; only where its KV lies matters; null: unknown
 };
 
 // Tokens of a row of logits that are summed up by their maximum or their mass.

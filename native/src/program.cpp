@@ -341,13 +341,24 @@ void Program::attend(const Op& op, Counter& counter, int thread) {
   for (;;) {
     const int64_t begin = counter.next.fetch_add(chunk, std::memory_order_relaxed);
     if (begin >= count) return;
-    for (int64_t i = begin; i < std::min(count, begin + chunk); ++i)
-      attend_item(op, plan, plan.items[i], thread);
+    const int64_t end = std::min(count, begin + chunk);
+    for (int64_t i = begin; i < end; ++i) {
+      AttendArgs args = attend_args(op, plan, plan.items[i], thread);
+      // Behind the claimed items, what another thread may take first is still worth asking for.
+      const int64_t after = i + 1 < end ? i + 1 : counter.next.load(std::memory_order_relaxed);
+      AttendArgs next;
+      if (after < count) {
+        next = attend_args(op, plan, plan.items[after], thread);
+        args.after = &next;
+      }
+      kernels_.attend(kv_.layer(op.layer), op.attention, args);
+      finish_item(op, plan, plan.items[i], thread);
+    }
   }
 }
 
-void Program::attend_item(const Op& op, const AttentionPlan& plan, const AttendItem& item,
-                          int thread) {
+AttendArgs Program::attend_args(const Op& op, const AttentionPlan& plan, const AttendItem& item,
+                                int thread) {
   const AttentionShape& shape = op.attention;
   const int64_t offset = item.kv_head * (shape.heads / shape.kv_heads) * shape.dim;
   AttendArgs args{};
@@ -365,7 +376,12 @@ void Program::attend_item(const Op& op, const AttentionPlan& plan, const AttendI
   args.out = row(op.out, 0) + offset;
   args.out_stride = buffers_[op.out].features;
   if (item.joins > 0) args.partial = states_.as<float>() + item.state * (shape.dim + 2);
-  kernels_.attend(kv_.layer(op.layer), shape, args);
+  return args;
+}
+
+// Joins the states of rows of which this item was the last.
+void Program::finish_item(const Op& op, const AttentionPlan& plan, const AttendItem& item,
+                          int thread) {
   for (int64_t j = item.first_join; j < item.first_join + item.joins; ++j) {
     std::atomic<int64_t>& left = items_left_[op.plan][j];
     if (left.fetch_sub(1, std::memory_order_acq_rel) != 1) continue;

@@ -94,7 +94,9 @@ class Program {
   void run_by_columns(const Op& op, int thread);
   void linear_by_columns(const Op& op, int thread);
   void attend(const Op& op, Counter& counter, int thread);
-  void attend_item(const Op& op, const AttentionPlan& plan, const AttendItem& item, int thread);
+  AttendArgs attend_args(const Op& op, const AttentionPlan& plan, const AttendItem& item,
+                         int thread);
+  void finish_item(const Op& op, const AttentionPlan& plan, const AttendItem& item, int thread);
   void join_states(const Op& op, const AttentionPlan& plan, const Join& join, int thread);
 
   void on_rows(const Op& op, int64_t begin, int64_t end, int thread);
