@@ -1,6 +1,7 @@
 """What tests of paged attention share: a layer over random tokens, and tolerances."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 
@@ -21,7 +22,7 @@ def tolerance(isa: str, dtype: str) -> float:
 
 @dataclass(frozen=True)
 class Shape:
-    """An attention layer and the cache under it."""
+    """Attention layers, all alike, and the cache under them."""
 
     kv_heads: int = 2
     group: int = 3
@@ -32,26 +33,35 @@ class Shape:
     rotary: int = 16
     qk_norm: bool = False
     dtype: str = "float32"
+    layers: int = 1
 
     @property
     def spec(self) -> KVSpec:
-        return KVSpec(1, self.kv_heads, self.dim, self.block_size, self.dtype)  # type: ignore[arg-type]
+        return KVSpec(
+            self.layers,
+            self.kv_heads,
+            self.dim,
+            self.block_size,
+            self.dtype,  # type: ignore[arg-type]
+        )
 
 
 def attention_line(shape: Shape, seed: int = 0) -> Line:
-    """Embed, project to q, k and v, rotate, store, attend."""
+    """Embed; in each layer project to q, k and v, rotate, store, attend; add what layers give."""
     heads = shape.kv_heads * shape.group
     width = (heads + 2 * shape.kv_heads) * shape.dim
     rng = np.random.default_rng(seed)
     table = rng.standard_normal((50, 20)).astype(np.float32)
-    matrix = (rng.standard_normal((width, 20)) * 0.4).astype(np.float32)
+    matrices = [
+        (rng.standard_normal((width, 20)) * 0.4).astype(np.float32) for _ in range(shape.layers)
+    ]
     norms = [rng.standard_normal(shape.dim).astype(np.float32) for _ in range(2)]
     exponents = np.arange(shape.rotary // 2, dtype=np.float32) / max(1, shape.rotary // 2)
     rope = Rope((1.0 / np.float32(100.0) ** exponents).astype(np.float32), 1.1)
 
     def line(backend: Backend) -> Forward:
         embedding = backend.embedding(f32_tensor(table))
-        qkv = backend.linear_weight([f32_tensor(matrix)])
+        weights = [backend.linear_weight([f32_tensor(matrix)]) for matrix in matrices]
         q_norm, k_norm = (backend.vector(f32_tensor(norm)) for norm in norms)
         attention = Attention(
             layer=0,
@@ -67,8 +77,13 @@ def attention_line(shape: Shape, seed: int = 0) -> Line:
         )
 
         def forward(ops: Ops) -> Array:
-            q = ops.rope_and_store(ops.linear(ops.embed(embedding), qkv), attention)
-            return ops.logits_rows(ops.paged_attention(q, attention))
+            x = ops.embed(embedding)
+            results: list[Array] = []
+            for index, qkv in enumerate(weights):
+                layer = replace(attention, layer=index)
+                q = ops.rope_and_store(ops.linear(x, qkv), layer)
+                results.append(ops.paged_attention(q, layer))
+            return ops.logits_rows(reduce(ops.add, results))
 
         return forward
 

@@ -86,8 +86,9 @@ enum class KVType : int { kF32 = 0, kBF16 = 1, kI8 = 2 };
 // lanes in the keys and along them in the values, so neither product needs a horizontal sum.
 // Behind int8 keys and values lie their float32 scales, one for each of the padded slots.
 struct KVLayer {
-  uint8_t* keys;
+  uint8_t* keys;        // of block 0, head 0
   uint8_t* values;
+  int64_t block_bytes;  // from a block to the next, of all layers
   int64_t key_bytes;    // of one block and head, scales included
   int64_t value_bytes;
   int64_t key_scales;   // where the scales start within these bytes; int8 only
@@ -99,10 +100,10 @@ struct KVLayer {
   KVType type;
 
   uint8_t* key(int64_t block, int64_t head) const {
-    return keys + (block * kv_heads + head) * key_bytes;
+    return keys + block * block_bytes + head * key_bytes;
   }
   uint8_t* value(int64_t block, int64_t head) const {
-    return values + (block * kv_heads + head) * value_bytes;
+    return values + block * block_bytes + head * value_bytes;
   }
 };
 

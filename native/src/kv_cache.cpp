@@ -6,6 +6,13 @@ namespace octavo {
 
 namespace {
 constexpr int64_t kSlack = 128;  // vectors of the last head's values reach past its end
+constexpr int64_t kLine = 64;    // of a cache, and the widest vector
+
+int64_t whole_lines(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+int64_t layer_bytes(const KVLayer& layer) {
+  return layer.kv_heads * (layer.key_bytes + layer.value_bytes);
+}
 
 // The layout of a layer that lies nowhere yet.
 KVLayer layout(const KVShape& shape, int64_t lanes) {
@@ -26,36 +33,34 @@ KVLayer layout(const KVShape& shape, int64_t lanes) {
     layer.key_bytes = (shape.dim + each - 1) / each * padded * 4;
     layer.value_bytes = (shape.block_size + each - 1) / each * shape.dim * 4;
   }
+  layer.key_bytes = whole_lines(layer.key_bytes);
+  layer.value_bytes = whole_lines(layer.value_bytes);
+  layer.block_bytes = shape.layers * layer_bytes(layer);
   return layer;
 }
 }  // namespace
 
 int64_t kv_block_bytes(const KVShape& shape, int64_t lanes) {
-  const KVLayer layer = layout(shape, lanes);
-  return shape.layers * shape.kv_heads * (layer.key_bytes + layer.value_bytes);
+  return layout(shape, lanes).block_bytes;
 }
 
 KVCache::KVCache(const KVShape& shape, int64_t lanes)
-    : shape_(shape), first_(layout(shape, lanes)) {
-  key_layer_bytes_ = shape.blocks * shape.kv_heads * first_.key_bytes;
-  value_layer_bytes_ = shape.blocks * shape.kv_heads * first_.value_bytes;
-  keys_ = Memory(shape.layers * key_layer_bytes_ + kSlack);
-  values_ = Memory(shape.layers * value_layer_bytes_ + kSlack);
+    : shape_(shape),
+      first_(layout(shape, lanes)),
+      memory_(shape.blocks * first_.block_bytes + kSlack) {
+  first_.keys = memory_.data();
+  first_.values = first_.keys + first_.kv_heads * first_.key_bytes;
 }
 
 KVLayer KVCache::layer(int64_t index) const {
   KVLayer layer = first_;
-  layer.keys = keys_.data() + index * key_layer_bytes_;
-  layer.values = values_.data() + index * value_layer_bytes_;
+  layer.keys += index * layer_bytes(first_);
+  layer.values += index * layer_bytes(first_);
   return layer;
 }
 
 void KVCache::copy_block(int64_t source, int64_t target) {
-  for (int64_t index = 0; index < shape_.layers; ++index) {
-    const KVLayer kv = layer(index);
-    std::memmove(kv.key(target, 0), kv.key(source, 0), kv.key_bytes * kv.kv_heads);
-    std::memmove(kv.value(target, 0), kv.value(source, 0), kv.value_bytes * kv.kv_heads);
-  }
+  std::memmove(first_.key(target, 0), first_.key(source, 0), first_.block_bytes);
 }
 
 }  // namespace octavo

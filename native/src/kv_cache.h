@@ -18,9 +18,13 @@ struct KVShape {
 };
 
 // Bytes of one block over all layers, if vectors have `lanes` floats: keys take whole vectors of
-// slots, so a block size that is no multiple of them costs the padding.
+// slots, so a block size that is no multiple of them costs the padding, and what is stored for a
+// head takes whole cache lines.
 int64_t kv_block_bytes(const KVShape& shape, int64_t lanes);
 
+// Blocks lie one behind the other, each as [layer][keys, values][head]: what a block holds is one
+// piece, to copy it is one copy (to other memory, too), and blocks that were never used are memory
+// that was never touched.
 class KVCache {
  public:
   KVCache(const KVShape& shape, int64_t lanes);
@@ -31,11 +35,8 @@ class KVCache {
 
  private:
   KVShape shape_;
-  KVLayer first_;       // layer 0
-  int64_t key_layer_bytes_;
-  int64_t value_layer_bytes_;
-  Memory keys_;
-  Memory values_;
+  KVLayer first_;  // layer 0
+  Memory memory_;
 };
 
 }  // namespace octavo

@@ -80,8 +80,7 @@ AttentionCost measure_attention(const KernelTable& kernels, KVType type, int64_t
   constexpr int64_t kFar = 65536;  // tokens, which no cache holds
   KVCache kv({1, 1, dim, kBlock, kFar / kBlock, type}, kernels.lanes);
   const KVLayer layer = kv.layer(0);
-  std::memset(layer.key(0, 0), 0x3c, kFar / kBlock * layer.key_bytes);  // 0.0115 as a float
-  std::memset(layer.value(0, 0), 0x3c, kFar / kBlock * layer.value_bytes);
+  std::memset(layer.keys, 0x3c, kFar / kBlock * layer.block_bytes);  // 0.0115 as a float
   const int64_t vectors = kWideRows * heads;
   std::vector<float> q(vectors * dim, 0.1f), out(vectors * dim), scratch(attend_scratch(vectors, dim));
   std::vector<int32_t> blocks(kFar / kBlock), positions(kWideRows, kFar);

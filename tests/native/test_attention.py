@@ -56,6 +56,7 @@ def filled(lengths: list[int], cached: list[int], shape: Shape, seed: int) -> li
     st.sampled_from([None, 2.0]),
     st.sampled_from(["float32", "bfloat16", "int8"]),
     st.booleans(),
+    st.integers(1, 3),
 )
 @QUICK
 def test_ragged_batches(
@@ -69,15 +70,19 @@ def test_ragged_batches(
     softcap: float | None,
     dtype: str,
     qk_norm: bool,
+    layers: int,
 ) -> None:
-    """Chunks and decodes mixed, any head and block size, windows, soft caps, all KV formats."""
-    shape = Shape(kv_heads, group, dim, block_size, window, softcap, dim // 2, qk_norm, dtype)
+    """Chunks and decodes mixed, any head and block size, windows, soft caps, all KV formats, and
+    several layers in a block."""
+    shape = Shape(
+        kv_heads, group, dim, block_size, window, softcap, dim // 2, qk_norm, dtype, layers
+    )
     batches = filled(
         [a for a, _ in sequences], [b for _, b in sequences], shape, seed=len(sequences)
     )
     wanted, got = both(isa, shape, batches, num_blocks=600)
     for right, left in zip(wanted, got, strict=True):
-        np.testing.assert_allclose(left, right, rtol=0, atol=tolerance(isa, dtype))
+        np.testing.assert_allclose(left, right, rtol=0, atol=layers * tolerance(isa, dtype))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
@@ -132,8 +137,9 @@ def test_stale_blocks_do_not_leak(isa: str, dtype: str, length: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_copied_blocks_hold_the_same(isa: str, dtype: str) -> None:
-    """Copy-on-write: a sequence moved to a copy of its block, scales and all, goes on as before."""
-    shape = Shape(dtype=dtype)
+    """Copy-on-write: a sequence moved to a copy of its block, scales and all, in every layer, goes
+    on as before."""
+    shape = Shape(dtype=dtype, layers=3)
     line, backend = attention_line(shape), backend_of(isa)
     backend.allocate_kv(shape.spec, 8)
     step = backend.compile(line(backend))

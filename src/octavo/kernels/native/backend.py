@@ -117,7 +117,7 @@ class NativeBackend:
         """Return the bytes of a block.
 
         Keys take whole vectors of slots: a block size that is no multiple of the vector (16 floats
-        at most) costs the padding.
+        at most) costs the padding. What is stored for a head takes whole cache lines.
         """
         return self._native.kv_block_bytes(
             spec.num_layers,
