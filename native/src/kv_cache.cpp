@@ -7,6 +7,7 @@ namespace octavo {
 namespace {
 constexpr int64_t kSlack = 128;  // vectors of the last head's values reach past its end
 constexpr int64_t kLine = 64;    // of a cache, and the widest vector
+constexpr size_t kWorthAThread = size_t{16} << 20;
 
 int64_t whole_lines(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
@@ -60,7 +61,13 @@ KVLayer KVCache::layer(int64_t index) const {
 }
 
 void KVCache::copy_block(int64_t source, int64_t target) {
+  const Use use(*this, target + 1);
   std::memmove(first_.key(target, 0), first_.key(source, 0), first_.block_bytes);
+}
+
+void KVCache::populate(int64_t lead) {
+  if (!populator_ && memory_.size() >= kWorthAThread)
+    populator_.reset(new Populator(memory_.data(), memory_.size(), lead));
 }
 
 }  // namespace octavo

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "kernel_table.h"
 #include "memory.h"
+#include "populate.h"
 
 namespace octavo {
 
@@ -33,10 +35,31 @@ class KVCache {
   KVLayer layer(int64_t index) const;
   void copy_block(int64_t source, int64_t target);
 
+  // From now on `lead` bytes beyond the last block used are populated while no `Use` lives. Does
+  // nothing for so little memory that a thread is not worth it, nor when called again.
+  void populate(int64_t lead);
+
+  // Held by what uses the memory of blocks before number `end`.
+  class Use {
+   public:
+    Use(const KVCache& kv, int64_t end) : populator_(kv.populator_.get()) {
+      if (populator_) populator_->begin_step(end * kv.first_.block_bytes);
+    }
+    ~Use() {
+      if (populator_) populator_->end_step();
+    }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    Populator* populator_;
+  };
+
  private:
   KVShape shape_;
   KVLayer first_;  // layer 0
   Memory memory_;
+  std::unique_ptr<Populator, Populator::Release> populator_;
 };
 
 }  // namespace octavo

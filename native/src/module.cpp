@@ -291,6 +291,10 @@ void bind_backend(nb::module_& m) {
                              int64_t block_size, int64_t blocks, int type) {
         b.allocate_kv({layers, kv_heads, dim, block_size, blocks, checked_kv_type(type)});
       }, "layers"_a, "kv_heads"_a, "dim"_a, "block_size"_a, "blocks"_a, "type"_a)
+      .def("populate_kv", [](Backend& b, int64_t lead) {
+        if (lead < 0) throw std::invalid_argument("A lead has no less than 0 bytes.");
+        b.kv().populate(lead);
+      }, "lead"_a)
       .def("kv_block_bytes", [](Backend& b, int64_t layers, int64_t kv_heads, int64_t dim,
                                 int64_t block_size, int type) {
         return kv_block_bytes({layers, kv_heads, dim, block_size, 1, checked_kv_type(type)},

@@ -172,6 +172,9 @@ void Program::reserve(const Batch& batch) {
 const float* Program::run(Batch batch) {
   check(batch);
   place_tokens(batch, kv_.shape().block_size, places_);
+  int32_t last_slot = 0;
+  for (int64_t i = 0; i < batch.tokens; ++i) last_slot = std::max(last_slot, batch.slots[i]);
+  const KVCache::Use use(kv_, last_slot / kv_.shape().block_size + 1);
   reserve(batch);
   plan_step(batch);
   batch_ = &batch;

@@ -31,6 +31,10 @@ KV_TYPES: Final[dict[KVDtype, int]] = {"float32": 0, "bfloat16": 1, "int8": 2}
 MAX_THREADS: Final = 4096
 """More than machines have CPUs."""
 
+POPULATED_AHEAD: Final = 512 << 20
+"""Bytes of KV beyond the last block used whose memory is made resident while no step runs. The
+system finds and zeroes memory when it is first touched, which a step would wait for."""
+
 
 class NativeBackend:
     """Implements ``Backend`` in C++ for the instruction set of this CPU.
@@ -155,6 +159,7 @@ class NativeBackend:
         program = build_program(self._native, nodes, self._precision, self._store)
         if self._store is not None:
             self._store.save()
+        self._native.populate_kv(POPULATED_AHEAD)
 
         def step(batch: StepBatch) -> NDArray[np.float32]:
             try:
