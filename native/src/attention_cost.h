@@ -1,10 +1,10 @@
 // What attention costs, to decide how it is cut into work.
 //
-// The constants are nanoseconds of one core of an AMD Zen 3 (AVX2), for a head of 64 in bfloat16;
+// The constants are nanoseconds of one core, for a head of 64 in bfloat16: of an AMD Zen 3 (AVX2),
+// and of a Zen 4 where bfloat16 is multiplied as it is (AVX512_BF16).
 // `benchmarks/attention.py --calibrate` measures them. Only their ratios matter, and only for
 // speed. They are not measured at each start: cuts would then move, and last bits with them, from
-// one run of the same requests to the next. Where bfloat16 is multiplied as it is, arithmetic costs
-// half of this beside memory, so plans there err towards the plain cut.
+// one run of the same requests to the next.
 #pragma once
 
 #include <algorithm>
@@ -30,11 +30,12 @@ struct AttentionCost {
   }
 };
 
-// For another head size and number format.
-inline AttentionCost attention_cost(int64_t dim, KVType type) {
+// For an instruction set, head size and number format.
+inline AttentionCost attention_cost(const KernelTable& kernels, int64_t dim, KVType type) {
   const double size = static_cast<double>(dim) / 64;
   const double bytes = type == KVType::kF32 ? 2 : type == KVType::kBF16 ? 1 : 0.5;
   AttentionCost cost;
+  if (kernels.bfloat_products && type == KVType::kBF16) cost = {145, 12, 2.8, 0.9, 16};
   cost.token *= size * bytes;
   cost.tile_token *= size;
   cost.vector_token *= size;

@@ -184,7 +184,7 @@ std::vector<PlannedItem> plan_of(Backend& backend, const Ints& query_starts, con
   std::vector<int32_t> places;
   place_tokens(batch, kv.block_size, places);
   const AttentionWork work{kv.kv_heads,   heads, window, kv.block_size, backend.kernels().lanes,
-                           attention_cost(kv.dim, kv.type)};
+                           attention_cost(backend.kernels(), kv.dim, kv.type)};
   const AttentionPlan plan =
       plan_attention(batch, work, backend.attention(), backend.pool().threads());
   std::vector<PlannedItem> items;
@@ -318,7 +318,7 @@ void bind_backend(nb::module_& m) {
         const KVType kv_type = checked_kv_type(type);
         const AttentionCost cost =
             measured ? measure_attention(b.kernels(), kv_type, heads, dim)
-                     : attention_cost(dim, kv_type);
+                     : attention_cost(b.kernels(), dim, kv_type);
         return std::vector<double>{cost.item, cost.token, cost.tile_token, cost.vector_token,
                                    cost.state};
       }, "type"_a, "heads"_a, "dim"_a, "measured"_a)

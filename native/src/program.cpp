@@ -128,7 +128,7 @@ void Program::plan_step(const Batch& batch) {
   for (size_t i = 0; i < plan_keys_.size(); ++i) {
     const PlanKey& key = plan_keys_[i];
     const AttentionWork work{key.kv_heads, key.heads, key.window, kv_.shape().block_size,
-                             kernels_.lanes, attention_cost(dim, kv_.shape().type)};
+                             kernels_.lanes, attention_cost(kernels_, dim, kv_.shape().type)};
     plans_.push_back(plan_attention(batch, work, policy_, pool_.threads()));
     const AttentionPlan& plan = plans_.back();
     const auto joins = static_cast<int64_t>(plan.joins.size());
