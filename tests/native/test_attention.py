@@ -1,6 +1,7 @@
 """Paged attention on each instruction set equals numpy's for any ragged batch."""
 
 import gc
+from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -94,6 +95,23 @@ def test_one_long_context_among_short_ones(isa: str, threads: int, dtype: str) -
     batches = filled(lengths, cached, shape, seed=3)
     wanted, got = both(isa, shape, batches, num_blocks=120, threads=threads)
     np.testing.assert_allclose(got[1], wanted[1], rtol=0, atol=tolerance(isa, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_eight_thousand_tokens(isa: str, dtype: str) -> None:
+    """A decode, then a chunk, over 8,192 tokens that were computed as sixteen sequences of 512: red
+    if sums or offsets of so long a row go wrong."""
+    shape = Shape(dtype=dtype)
+    fill = make_batch([512] * 16, [0] * 16, block_size=shape.block_size, seed=5)
+    table = fill.block_tables.reshape(1, -1)
+    long = [
+        replace(make_batch([count], [8192 - count], seed=count), block_tables=table)
+        for count in (1, 40)
+    ]
+    wanted, got = both(isa, shape, [fill, *long], num_blocks=table.size)
+    most = max(1e-4, tolerance(isa, dtype))  # sums of so many terms differ by more
+    for right, left in zip(wanted[1:], got[1:], strict=True):
+        np.testing.assert_allclose(left, right, rtol=0, atol=most)
 
 
 @pytest.mark.parametrize("window", [100, 1000])
