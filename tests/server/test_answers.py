@@ -1,6 +1,7 @@
 """What is answered: bodies and streams hold the same, framed as OpenAI frames it."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -43,6 +44,15 @@ async def stream(engine: Any, path: str, body: dict[str, Any]) -> list[dict[str,
 def whole_texts(response: httpx.Response) -> dict[int, str]:
     choices = response.json()["choices"]
     return {c["index"]: c["text"] if "text" in c else c["message"]["content"] for c in choices}
+
+
+@pytest.mark.parametrize("what", ["backend", "precision", "dtype"])
+async def test_fingerprints_tell_number_formats_apart(what: str) -> None:
+    """Turns red when answers of engines that may differ in a seeded request's tokens share a
+    ``system_fingerprint``."""
+    engines = [ScriptedEngine(), ScriptedEngine(info=replace(INFO, **{what: "another"}))]
+    bodies = [(await post(engine, CHAT, {"messages": HELLO})).json() for engine in engines]
+    assert bodies[0]["system_fingerprint"] != bodies[1]["system_fingerprint"]
 
 
 async def test_chat_stream_is_framed_as_openai_frames_it() -> None:

@@ -56,11 +56,12 @@ def add_endpoints(
     translator: Translator,
 ) -> None:
     """Add the routes to an application."""
+    info = engine.info
     shared: dict[str, Any] = {
         "generator": generator,
         "tokenizer": engine.tokenizer,
         "lifecycle": lifecycle,
-        "system_fingerprint": f"octavo-{__version__}-{engine.info.backend}-{engine.info.dtype}",
+        "system_fingerprint": f"octavo-{__version__}-{info.backend}-{info.precision}-{info.dtype}",
         "max_body_bytes": DEFAULT_MAX_BODY_BYTES,
     }
     _add_openai(app, translator, shared)
