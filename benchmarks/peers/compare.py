@@ -28,6 +28,9 @@ from octavo.models.source import default_cache_dir, resolve_model
 
 MAX_MODEL_LEN: Final = 8192
 """Context length of every engine, whatever the scenarios, so that vLLM compiles only once."""
+IDLE_S: Final = 2.0
+"""Before each run, as between the bursts of a server. Being stopped is not being idle: an engine
+could then not do what it puts off until nobody waits for it."""
 WARM_UP_TOKENS: Final = 8
 BUSY_LOAD: Final = 0.5
 
@@ -92,8 +95,10 @@ class Batch:
         return cls(scenario, number, maker.prompts(scenario), maker.prompts(warm_up))
 
     def measure(self, name: str, worker: Worker) -> Measurement:
-        """Run it once, after a few tokens that bring the engine's weights back into the caches."""
+        """Run it once, after a while of nothing and a few tokens that bring the engine's weights back
+        into the caches."""
         scenario = self.scenario
+        worker.idle(IDLE_S)
         worker.run(self.warm_up, WARM_UP_TOKENS)
         streamed = scenario.figure == "decode"
         before = cpu_times()

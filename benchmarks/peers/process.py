@@ -65,6 +65,12 @@ class Worker:
         self.settings: dict[str, Any] = ready["settings"]
         self._signal(signal.SIGSTOP)
 
+    def idle(self, seconds: float) -> None:
+        """Let it do what it does when nobody asks for anything."""
+        self._signal(signal.SIGCONT)
+        time.sleep(seconds)
+        self._signal(signal.SIGSTOP)
+
     def run(
         self, prompts: Sequence[Sequence[int]], max_tokens: int, *, streamed: bool = False
     ) -> Run:
