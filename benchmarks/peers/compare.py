@@ -95,8 +95,8 @@ class Batch:
         return cls(scenario, number, maker.prompts(scenario), maker.prompts(warm_up))
 
     def measure(self, name: str, worker: Worker) -> Measurement:
-        """Run it once, after a while of nothing and a few tokens that bring the engine's weights back
-        into the caches."""
+        """Run it once, after a while without work and a few tokens that bring the engine's weights
+        back into the caches."""
         scenario = self.scenario
         worker.idle(IDLE_S)
         worker.run(self.warm_up, WARM_UP_TOKENS)
