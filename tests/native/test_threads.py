@@ -67,12 +67,14 @@ def test_unasked_the_thread_that_steps_moves_freely() -> None:
     [
         (NativeOptions(cpus=(max(USABLE, default=0) + 1,)), "but this process may use"),
         (NativeOptions(cpus=tuple(USABLE[:1]), threads=2), "names 1"),
+        (NativeOptions(cpus=tuple(2 * USABLE[:1])), "names a CPU twice"),
         (NativeOptions(threads=-3), "between 0 and 4096, not -3"),
         (NativeOptions(threads=2**40), "between 0 and 4096"),
     ],
 )
 def test_what_cannot_be_is_said(options: NativeOptions, sentence: str) -> None:
-    """A CPU that this process may not use, fewer CPUs than threads, and no number of threads."""
+    """A CPU that this process may not use, one for two threads, fewer than threads, and no number
+    of threads."""
     with pytest.raises(SettingError, match=sentence):
         native.NativeBackend("float32", options)
 

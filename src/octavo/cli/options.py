@@ -44,8 +44,6 @@ def parse_cpus(text: str) -> CpuList:
         if first > last:
             raise typer.BadParameter(f"{text!r} is not a list of CPUs such as 0,2-3")
         cpus += range(first, last + 1)
-    if len(set(cpus)) < len(cpus):
-        raise typer.BadParameter(f"{text!r} names a CPU twice")
     return CpuList(cpus)
 
 

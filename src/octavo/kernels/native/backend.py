@@ -205,6 +205,11 @@ def _placement(options: NativeOptions) -> tuple[int, list[int]]:
             f"{', '.join(map(str, usable))}.",
             name="--cpu-affinity",
         )
+    if len(set(options.cpus)) < len(options.cpus):
+        raise SettingError(
+            f"--cpu-affinity names a CPU twice: {', '.join(map(str, options.cpus))}.",
+            name="--cpu-affinity",
+        )
     if options.threads > len(options.cpus):
         raise SettingError(
             f"--threads {options.threads} needs as many CPUs, but --cpu-affinity names "
