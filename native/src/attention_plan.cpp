@@ -13,6 +13,7 @@ namespace {
 constexpr int64_t kMaxVectors = 192;    // of an item: its sums stay in the second-level cache
 constexpr int64_t kSegmentChunks = 4;   // of the deterministic mode: 512 tokens
 constexpr double kWorthIt = 0.98;       // of the plain cut's time: below, another cut is taken
+constexpr double kClaims = 16;          // at least so many for each thread, if items are small
 
 // Rows that always go together: one decode, or some rows of a prefill chunk.
 struct RowSet {
@@ -52,6 +53,7 @@ class Planner {
     if (policy_.split && threads_ > 1) choose_parts();
     count_states();
     emit();
+    group();
     return std::move(plan_);
   }
 
@@ -82,9 +84,10 @@ class Planner {
     const auto cut = [&](int64_t tokens) { return grid_.start_of(grid_.grain_of(tokens)); };
     const auto pays = [&](int64_t, int64_t count, int64_t first, int64_t last) {
       const int64_t tokens = work_.window ? std::min(last - first, work_.window) : last - first;
-      const double apart = static_cast<double>(count) * cost.of(work_.heads, tokens);
+      const double apart = cost.of(work_.heads, tokens) +
+                           static_cast<double>(count - 1) * cost.again(work_.heads, tokens);
       const double states = static_cast<double>(2 * count * work_.heads) * cost.state;
-      const double more_items = static_cast<double>(count) * cost.item;
+      const double more_items = static_cast<double>(count) * (cost.item + cost.wait);
       return cost.of(count * work_.heads, tokens) + states + more_items < kWorthIt * apart;
     };
     return find_shared_prefixes(batch_, std::move(decodes), work_.block_size, cut, pays);
@@ -238,6 +241,24 @@ class Planner {
     }
     std::stable_sort(plan_.items.begin(), plan_.items.end(),
                      [](const AttendItem& a, const AttendItem& b) { return a.cost > b.cost; });
+  }
+
+  // Small items are claimed several at a time, costly ones alone: or whoever takes the first few
+  // would still be at them when all others are done.
+  void group() {
+    double total = 0;
+    for (const AttendItem& item : plan_.items) total += item.cost;
+    const double enough = total / (kClaims * threads_);
+    double claimed = enough;
+    for (size_t i = 0; i < plan_.items.size(); ++i) {
+      const double cost = plan_.items[i].cost;
+      if (claimed + cost > enough) {
+        plan_.claims.push_back(static_cast<int64_t>(i));
+        claimed = 0;
+      }
+      claimed += cost;
+    }
+    plan_.claims.push_back(static_cast<int64_t>(plan_.items.size()));
   }
 
   // Ranges come in the order of tokens, and so do the states of each join.

@@ -69,6 +69,7 @@ struct Join {
 struct AttentionPlan {
   std::vector<int32_t> row_ids;   // rows of the batch
   std::vector<AttendItem> items;  // most costly first
+  std::vector<int64_t> claims;    // items that a thread takes at once: [claims[i], claims[i + 1])
   std::vector<Join> joins;
   std::vector<int64_t> states;    // first query vectors in the buffer, in the order of tokens
   int64_t segment_units = 0;      // what the kernel wants

@@ -171,7 +171,8 @@ Logits run(Program& program, const Ints& token_ids, const Ints& query_starts, co
 // Items as (sequence, rows, KV head, first token, last token, whether states are joined).
 using PlannedItem = std::tuple<int64_t, std::vector<int32_t>, int64_t, int64_t, int64_t, bool>;
 
-std::vector<PlannedItem> plan_of(Backend& backend, const Ints& query_starts, const Ints& kv_lens,
+// In the order and the groups in which threads take them.
+std::vector<std::vector<PlannedItem>> plan_of(Backend& backend, const Ints& query_starts, const Ints& kv_lens,
                                  const Ints& block_tables, int64_t heads, int64_t window) {
   Batch batch{};
   batch.sequences = static_cast<int64_t>(kv_lens.size());
@@ -187,13 +188,15 @@ std::vector<PlannedItem> plan_of(Backend& backend, const Ints& query_starts, con
                            attention_cost(backend.kernels(), kv.dim, kv.type)};
   const AttentionPlan plan =
       plan_attention(batch, work, backend.attention(), backend.pool().threads());
-  std::vector<PlannedItem> items;
-  for (const AttendItem& item : plan.items) {
-    const auto first = plan.row_ids.begin() + item.first_row;
-    items.emplace_back(item.sequence, std::vector<int32_t>(first, first + item.rows), item.kv_head,
-                       item.first_token, item.last_token, item.joins > 0);
-  }
-  return items;
+  std::vector<std::vector<PlannedItem>> claims(plan.claims.size() - 1);
+  for (size_t claim = 0; claim < claims.size(); ++claim)
+    for (int64_t i = plan.claims[claim]; i < plan.claims[claim + 1]; ++i) {
+      const AttendItem& item = plan.items[i];
+      const auto first = plan.row_ids.begin() + item.first_row;
+      claims[claim].emplace_back(item.sequence, std::vector<int32_t>(first, first + item.rows),
+                                 item.kv_head, item.first_token, item.last_token, item.joins > 0);
+    }
+  return claims;
 }
 
 void bind_program(nb::module_& m) {

@@ -338,19 +338,18 @@ void Program::on_rows(const Op& op, int64_t begin, int64_t end, int thread) {
 
 void Program::attend(const Op& op, Counter& counter, int thread) {
   const AttentionPlan& plan = plans_[op.plan];
-  const auto count = static_cast<int64_t>(plan.items.size());
-  // The most costly items come first, one by one; many small ones are claimed several at a time.
-  const int64_t chunk = std::max<int64_t>(1, count / (pool_.threads() * 16));
+  const auto count = static_cast<int64_t>(plan.claims.size()) - 1;
   for (;;) {
-    const int64_t begin = counter.next.fetch_add(chunk, std::memory_order_relaxed);
-    if (begin >= count) return;
-    const int64_t end = std::min(count, begin + chunk);
-    for (int64_t i = begin; i < end; ++i) {
+    const int64_t claim = counter.next.fetch_add(1, std::memory_order_relaxed);
+    if (claim >= count) return;
+    const int64_t end = plan.claims[claim + 1];
+    for (int64_t i = plan.claims[claim]; i < end; ++i) {
       AttendArgs args = attend_args(op, plan, plan.items[i], thread);
       // Behind the claimed items, what another thread may take first is still worth asking for.
-      const int64_t after = i + 1 < end ? i + 1 : counter.next.load(std::memory_order_relaxed);
+      const int64_t later = std::min(counter.next.load(std::memory_order_relaxed), count);
+      const int64_t after = i + 1 < end ? i + 1 : plan.claims[later];
       AttendArgs next;
-      if (after < count) {
+      if (after < plan.claims[count]) {
         next = attend_args(op, plan, plan.items[after], thread);
         args.after = &next;
       }

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from octavo.kernels.batch import StepBatch
 from octavo.kernels.numpy_backend import NumpyBackend
 from octavo.kernels.ops import Backend
 from support_attention import Shape, attention_line, tolerance
@@ -25,6 +26,26 @@ SMALL = settings(QUICK, max_examples=40)
 def backend_with(isa: str = "auto", threads: int = 2, **options: bool) -> Backend:
     made = native.NativeOptions(isa=isa, threads=threads, pin_threads=False, **options)
     return native.NativeBackend("float32", made)  # type: ignore[no-any-return]
+
+
+Item = tuple[int, list[int], int, int, int, bool]
+"""Sequence, rows, KV head, first and last token, and whether states are joined."""
+
+
+def claims_of(
+    backend: Backend, batch: StepBatch, heads: int, window: int | None = None
+) -> list[list[Item]]:
+    """Return what threads take at a time, in this order."""
+    return backend.machine.plan_attention(  # type: ignore[attr-defined,no-any-return]
+        batch.cu_query_lens, batch.kv_lens, batch.block_tables, heads, window or 0
+    )
+
+
+def planned(
+    backend: Backend, batch: StepBatch, heads: int, window: int | None = None
+) -> list[Item]:
+    """Return all items of a plan."""
+    return [item for claim in claims_of(backend, batch, heads, window) for item in claim]
 
 
 def driver(backend: Backend, shape: Shape) -> PagedDriver:
@@ -73,13 +94,7 @@ def test_every_token_that_a_row_sees_is_read_once(
         common = min(cached[i], cached[len(chunks)]) // block_size * (i % 3) // 2
         batch.block_tables[i, :common] = batch.block_tables[len(chunks), :common]
     backend.allocate_kv(shape.spec, 1)
-    items = backend.machine.plan_attention(  # type: ignore[attr-defined]
-        batch.cu_query_lens,
-        batch.kv_lens,
-        batch.block_tables,
-        heads,
-        window or 0,
-    )
+    items = planned(backend, batch, heads, window)
     positions = batch.positions
     seen: dict[tuple[int, int], list[tuple[int, int]]] = {}
     pieces: Counter[tuple[int, int]] = Counter()
@@ -117,16 +132,25 @@ def test_long_contexts_are_cut_and_short_ones_are_not() -> None:
 
     def items_of(lengths: list[int]) -> Counter[int]:
         batch = make_batch([1] * len(lengths), [n - 1 for n in lengths])
-        found = backend.machine.plan_attention(  # type: ignore[attr-defined]
-            batch.cu_query_lens, batch.kv_lens, batch.block_tables, 3, 0
-        )
-        return Counter(sequence for sequence, *_ in found)
+        return Counter(sequence for sequence, *_ in planned(backend, batch, 3))
 
     mixed = items_of([8192] + [128] * 7)
     assert mixed[0] > 3
     assert all(mixed[i] == 3 for i in range(1, 8))
     assert set(items_of([2048] * 32).values()) == {3}
     assert items_of([8192])[0] >= 4
+
+
+def test_costly_items_are_taken_alone_and_small_ones_together() -> None:
+    """Red if one thread takes the parts of a long context at once, while the other soon has nothing
+    left to do; or if every small item is fetched by itself."""
+    backend = backend_with(threads=2, split_contexts=False)
+    backend.allocate_kv(Shape(3, 3, 64).spec, 1)
+    lengths = [8192] + [128] * 200
+    claims = claims_of(backend, make_batch([1] * 201, [n - 1 for n in lengths]), 3)
+    assert [[sequence for sequence, *_ in claim] for claim in claims[:3]] == [[0], [0], [0]]
+    assert max(map(len, claims)) > 3
+    assert len(claims) >= 16
 
 
 def shared_tree(paged: PagedDriver, rng: np.random.Generator) -> list[str]:
@@ -199,9 +223,7 @@ def test_forks_of_a_long_prompt_read_it_once() -> None:
         paged.share(name, list(range(50)) * 30, "0", 64)
         paged.step((name, 6))
     batch = paged.batch(*[(name, 1) for name in "01234567"])
-    items = backend.machine.plan_attention(  # type: ignore[attr-defined]
-        batch.cu_query_lens, batch.kv_lens, batch.block_tables, 3, 0
-    )
+    items = planned(backend, batch, 3)
     together = [(first, last) for _, rows, _, first, last, _ in items if len(rows) == 8]
     assert sum(last - first for first, last in together) == 3 * 1024
     assert sum(last - first for _, rows, _, first, last, _ in items if len(rows) == 1) == 3 * 8 * 7
