@@ -55,7 +55,7 @@ def test_cpus(text: str, cpus: tuple[int, ...]) -> None:
     assert parse_cpus(text) == cpus
 
 
-@pytest.mark.parametrize("text", ["", ",", "1,", "a", "3-1", "-1", "1-", "0,0", "0-2,1", "1.5"])
+@pytest.mark.parametrize("text", ["", ",", "1,", "a", "3-1", "-1", "1-", "1.5"])
 def test_no_cpus(text: str) -> None:
     """Turns red if a mistyped list is read as some other one."""
     with pytest.raises(typer.BadParameter):
