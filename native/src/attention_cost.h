@@ -2,8 +2,8 @@
 //
 // The constants are nanoseconds of one core, for a head of 64 in bfloat16: of an AMD Zen 3 (AVX2),
 // and of a Zen 4 where bfloat16 is multiplied as it is (AVX512_BF16).
-// `benchmarks/attention.py --calibrate` measures them. Only their ratios matter, and only for
-// speed. They are not measured at each start: cuts would then move, and last bits with them, from
+// `benchmarks/attention.py --calibrate` measures all but `wait`, which its cases of shared prefixes
+// gave. Only their ratios matter, and only for speed. They are not measured at each start: cuts would then move, and last bits with them, from
 // one run of the same requests to the next.
 #pragma once
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.cli.options import parse_cpus
 from octavo.core.errors import SettingError
 from octavo.kernels.native.options import NativeOptions
 from support_models import decoder_driver, random_tensors, tiny_config
@@ -77,6 +78,14 @@ def test_what_cannot_be_is_said(options: NativeOptions, sentence: str) -> None:
     of threads."""
     with pytest.raises(SettingError, match=sentence):
         native.NativeBackend("float32", options)
+
+
+@pytest.mark.parametrize("text", ["0,0", "0-1,1", "0-2,1"])
+def test_a_list_that_names_a_cpu_twice_is_refused(text: str) -> None:
+    """Turns red if such a list, as the command line takes it, becomes some other one."""
+    with pytest.raises(SettingError) as caught:
+        native.NativeBackend("float32", NativeOptions(cpus=parse_cpus(text)))
+    assert caught.value.name == "--cpu-affinity"
 
 
 @needs_affinity
