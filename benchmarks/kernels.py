@@ -84,12 +84,13 @@ def cases(vocab: int) -> list[Case]:
 def operations(config: DecoderConfig, batch: StepBatch) -> float:
     """Multiplications and additions of all products of a step, attention included."""
     width = config.num_heads * config.head_dim
-    kv_width = config.num_kv_heads * config.head_dim
-    layer = config.hidden_size * (2 * width + 2 * kv_width + 3 * config.intermediate_size)
+    qkv = config.hidden_size * (width + 2 * config.num_kv_heads * config.head_dim)
+    behind = config.hidden_size * (width + 3 * config.intermediate_size)
     seen = float((batch.positions.astype(np.int64) + 1).sum())
-    head = len(batch.logits_rows) * config.vocab_size * config.hidden_size
-    layers = config.num_layers * (batch.num_tokens * layer + 2 * seen * width)
-    return 2.0 * (layers + head)
+    wanted, tokens = len(batch.logits_rows), batch.num_tokens
+    layers = config.num_layers * (tokens * qkv + 2 * seen * width)
+    layers += behind * ((config.num_layers - 1) * tokens + wanted)
+    return 2.0 * (layers + wanted * config.vocab_size * config.hidden_size)
 
 
 def kv_bytes(config: DecoderConfig, batch: StepBatch, kv_dtype: KVDtype) -> float:

@@ -32,8 +32,8 @@ class Decoder:
         """Make the calls of a step but for the head; return those rows' states, normed."""
         x = ops.embed(self.embedding, scale=self.config.embedding_scale)
         for layer in self.layers:
-            x = layer.apply(ops, x)
-        return self.norm.apply(ops, ops.logits_rows(x))
+            x = layer.apply(ops, x, wanted_rows=layer is self.layers[-1])
+        return self.norm.apply(ops, x)
 
     def kv_spec(self, block_size: int, dtype: KVDtype) -> KVSpec:
         """Return the shape of the KV that this decoder stores."""

@@ -29,11 +29,14 @@ class AttentionBlock:
     post_norm: RMSNorm | None
     """Norm of the block's result before it is added (gemma3)."""
 
-    def apply(self, ops: Ops, x: Array) -> Array:
-        """Return ``x`` plus attention, ``[N, hidden]``."""
+    def apply(self, ops: Ops, x: Array, *, wanted_rows: bool) -> Array:
+        """Return ``x`` plus attention: ``[N, hidden]``, or the rows whose logits are wanted."""
         qkv = ops.linear(self.norm.apply(ops, x), self.qkv)
         q = ops.rope_and_store(qkv, self.attention)
-        mixed = ops.linear(ops.paged_attention(q, self.attention), self.output)
+        attended = ops.paged_attention(q, self.attention)
+        if wanted_rows:
+            x, attended = ops.logits_rows(x), ops.logits_rows(attended)
+        mixed = ops.linear(attended, self.output)
         return ops.add(x, self.post_norm.apply(ops, mixed) if self.post_norm else mixed)
 
 
@@ -63,6 +66,10 @@ class DecoderLayer:
     attention: AttentionBlock
     mlp: MLPBlock
 
-    def apply(self, ops: Ops, x: Array) -> Array:
-        """Return the layer's result, ``[N, hidden]``."""
-        return self.mlp.apply(ops, self.attention.apply(ops, x))
+    def apply(self, ops: Ops, x: Array, *, wanted_rows: bool = False) -> Array:
+        """Return the layer's result, ``[N, hidden]``.
+
+        With ``wanted_rows`` it is ``[R, hidden]``, of the rows whose logits the batch wants: of the
+        last layer nothing else is read but its KV, so most of a prompt need not pass its products.
+        """
+        return self.mlp.apply(ops, self.attention.apply(ops, x, wanted_rows=wanted_rows))

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from octavo.kernels.native.graph import Add, Gated, Linear, Node, Norm, TakeRows, Value, inputs_of
+from octavo.kernels.native.graph import Add, Gated, Linear, Node, Norm, Value, inputs_of
 
 Rule = Callable[[Node, Node, "Uses"], Node | None]
 Uses = Counter[Value]
@@ -15,7 +15,7 @@ def fuse(nodes: Sequence[Node]) -> list[Node]:
 
     A value is joined away only if nothing but the next operation reads it.
     """
-    fused = _late_norms(nodes)
+    fused = list(nodes)
     for rule in (_norm_into_linear, _gate_into_linear, _residual_into_linear):
         fused = _apply(rule, fused)
     return fused
@@ -38,23 +38,6 @@ def _apply(rule: Rule, nodes: Sequence[Node]) -> list[Node]:
             out.append(node)
         else:
             out[-1] = joined
-    return out
-
-
-def _late_norms(nodes: Sequence[Node]) -> list[Node]:
-    """Norm only the rows that are taken, where a norm serves nothing else."""
-    uses = _uses(nodes)
-    out: list[Node] = []
-    for node in nodes:
-        before = out[-1] if out else None
-        if not (isinstance(before, Norm) and isinstance(node, TakeRows)):
-            out.append(node)
-        elif node.x is before.out and uses[before.out] == 1:
-            taken = Value(before.x.features, per_logits_row=True)
-            out[-1] = TakeRows(taken, before.x)
-            out.append(replace(before, out=node.out, x=taken))
-        else:
-            out.append(node)
     return out
 
 
