@@ -46,8 +46,7 @@ double cgroup_quota(const std::string& root, const std::string& memberships_path
     if (second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const bool is_v2 = controllers.empty();
-    if (!is_v2 && controllers.rfind("cpu", 0) != 0 && controllers.find(",cpu") == std::string::npos)
-      continue;
+    if (!is_v2 && ("," + controllers + ",").find(",cpu,") == std::string::npos) continue;
     for (std::string path = line.substr(second + 1); path.size() > 1;
          path.resize(path.find_last_of('/')))
       least = std::min(least, is_v2 ? quota_v2(root + path) : quota_v1(root + "/cpu" + path));

@@ -71,6 +71,7 @@ def test_unasked_the_thread_that_steps_moves_freely() -> None:
         (NativeOptions(cpus=tuple(2 * USABLE[:1])), "names a CPU twice"),
         (NativeOptions(threads=-3), "between 0 and 4096, not -3"),
         (NativeOptions(threads=2**40), "between 0 and 4096"),
+        (NativeOptions(threads=2.5), "a whole number"),  # type: ignore[arg-type]
     ],
 )
 def test_what_cannot_be_is_said(options: NativeOptions, sentence: str) -> None:
@@ -107,6 +108,7 @@ def test_a_list_of_cpus_sets_the_number_of_threads() -> None:
         pytest.param("3:cpu,cpuacct:/a", "cpu/a/cpu.cfs_quota_us", "100000", 1, id="version 1"),
         pytest.param("3:cpu,cpuacct:/a", "cpu/a/cpu.cfs_quota_us", "-1", None, id="none there"),
         pytest.param("3:memory:/a", "cpu/a/cpu.cfs_quota_us", "100000", None, id="of memory"),
+        pytest.param("3:cpuset:/a", "cpu/a/cpu.cfs_quota_us", "100000", None, id="of a set"),
     ],
 )
 def test_limits_of_containers(

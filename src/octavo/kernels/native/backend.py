@@ -40,8 +40,8 @@ class NativeBackend:
     """Implements ``Backend`` in C++ for the instruction set of this CPU.
 
     ``precision`` is how weights are held. Activations between operations are float32; quantised
-    weights meet them as int8 with a scale per 32 values, the widest four of these as 15 bits, and
-    products are summed as integers, exactly. Arithmetic that is not quantised
+    weights meet them as int8 in a step (a power of the root of 2) per 32 values, the widest four of
+    these as 15 bits, and products are summed as integers, exactly. Arithmetic that is not quantised
     accumulates in float32.
 
     Reproducibility: a row's result depends on its batch-mates in one way. Attention to a long
@@ -186,9 +186,9 @@ class NativeBackend:
 
 def _placement(options: NativeOptions) -> tuple[int, list[int]]:
     """Return how many threads there are, and their CPUs (none: they float)."""
-    if not 0 <= options.threads <= MAX_THREADS:
+    if not (isinstance(options.threads, int) and 0 <= options.threads <= MAX_THREADS):
         raise SettingError(
-            f"--threads must be between 0 and {MAX_THREADS}, not {options.threads}.",
+            f"--threads must be a whole number between 0 and {MAX_THREADS}, not {options.threads}.",
             name="--threads",
         )
     usable, allowed = _native.usable_cpus(), _native.usable_threads()
