@@ -168,9 +168,10 @@ struct KernelTable {
   int lanes;            // floats in a vector
   bool bfloat_products; // rows that meet bfloat16 weights are prepared by `quantise`, too
 
-  // Packing. `pack` fills panels [first, last) of `weight.data`, which the caller allocated.
+  // Packing. `pack` fills panels [first, last) of `weight.data`, which the caller allocated; false
+  // where quantised weights or their scales are not finite.
   int64_t (*panel_bytes)(Format, int64_t inputs);
-  void (*pack)(const PackedWeight& weight, const PackSource& source, uint8_t* out,
+  bool (*pack)(const PackedWeight& weight, const PackSource& source, uint8_t* out,
                int64_t first, int64_t last, float* scratch);
   void (*unpack_row)(const PackedWeight& weight, int64_t row, float scale, float* out);
 
@@ -214,25 +215,32 @@ struct KernelTable {
   void (*read_stream)(const uint8_t* data, int64_t bytes, float* sink);
 };
 
-// Eight quads of activations, rounded to int8: value = scale * (int8 + 128 * high), where only the
+// Eight quads of activations, rounded to int8: value = step * (int8 + 128 * high), where only the
 // group's widest quad has high parts. So one outlier does not coarsen the other values.
+// A step is 2^e or 2^(e + 1/2).
 struct ActivationGroup {
-  float scale;
   union {
-    float total;        // sum of the group in steps; kU4GroupMin
-    int32_t start;      // where the group's integer sums start; other formats
+    float step;
+    int32_t exponent;   // e, at the place of a float32's; sets that add it to the bits of scales
+  };
+  union {
+    float total;        // sum of the group, in steps where steps are multiplied; kU4GroupMin
+    int32_t start;      // what takes the offset of the weights away: added to the integer sums of
+                        // kU4Group, to those of the high parts of kI8Group; other formats
   };
   uint8_t high[4];      // int8, of the widest quad
-  uint32_t widest;      // its number, 0 to 7
+  uint16_t widest;      // its number, 0 to 7
+  uint16_t has_root;    // 1 if the step is 2^(e + 1/2), else 0
 };
 
 // Bytes of one row of activations as `quantise` prepares it, padded to whole groups.
 //   kBF16: bfloat16 values
-//   quantised formats: int8 values, then an ActivationGroup for each group
+//   quantised formats: int8 values, an ActivationGroup for each group, and a float: 0, or NaN where
+//   the row holds what int8 cannot stand for
 inline int64_t quantised_row_bytes(Format format, int64_t inputs) {
   const int64_t groups = (inputs + kGroup - 1) / kGroup;
   if (format == Format::kBF16) return groups * kGroup * 2;
-  return groups * (kGroup + static_cast<int64_t>(sizeof(ActivationGroup)));
+  return groups * (kGroup + static_cast<int64_t>(sizeof(ActivationGroup))) + 4;
 }
 
 // Most tokens whose scores are held at once, and most query vectors of a tile (any set).

@@ -1,5 +1,6 @@
 #include "packing.h"
 
+#include <atomic>
 #include <stdexcept>
 #include <utility>
 
@@ -16,10 +17,16 @@ Weight::Weight(const KernelTable& kernels, Pool& pool, Arena& arena, const Weigh
   packed_.data = memory_.data;
   if (bias) pack_bias(bias, kernels.lanes);
   const PackSource source{parts.data(), static_cast<int64_t>(parts.size())};
+  std::atomic<bool> finite{true};
   pool.for_each(packed_.panels, 4, [&](int64_t first, int64_t last) {
     std::vector<float> scratch(shape.inputs + kGroup);
-    kernels.pack(packed_, source, memory_.data, first, last, scratch.data());
+    if (!kernels.pack(packed_, source, memory_.data, first, last, scratch.data()))
+      finite.store(false, std::memory_order_relaxed);
   });
+  if (!finite)
+    throw std::domain_error(
+        "the matrix holds NaN, infinity, or values too large for scales in float16, so it cannot be "
+        "quantised: the model's file is damaged, or needs --dtype float32.");
 }
 
 Weight::Weight(const KernelTable& kernels, const WeightShape& shape,

@@ -1,10 +1,13 @@
 """Packed weight formats: what they hold, and products with them, on each instruction set."""
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from octavo.core.errors import LoadError
 from octavo.kernels.dequantize import to_float32
 from octavo.kernels.ops import Backend, Forward, Ops
 from octavo.kernels.weights import Encoding, WeightTensor
@@ -68,6 +71,49 @@ def test_other_formats_keep_their_accuracy(isa: str, encoding: Encoding) -> None
     assert (np.abs(decoded_by(isa, tensor, "file") - wanted) <= 0.005 * groups + 1e-6).all()
 
 
+def with_scales(tensor: WeightTensor, scale: float, every: int) -> WeightTensor:
+    """The same blocks, but for the scale of every so manieth; their values stay."""
+    data = tensor.data.copy()
+    blocks = data.reshape(-1, tensor.encoding.block_bytes)
+    blocks[::every, :2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+    return replace(tensor, data=data)
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("encoding", [Encoding.Q4_0, Encoding.Q4_1, Encoding.Q8_0, Encoding.Q4_K])
+def test_a_scale_of_zero_makes_zeros(isa: str, encoding: Encoding, rows: int) -> None:
+    """Groups whose scale is 0 though their values are not: red if an exponent is added to the 0."""
+    rng = np.random.default_rng(8)
+    if encoding is Encoding.Q4_K:
+        whole = random_blocks(37, 768, encoding)
+    else:
+        whole = encoded(rng.standard_normal((37, 768)).astype(np.float32), encoding)
+    tensor = with_scales(whole, 0.0, every=3)
+    np.testing.assert_allclose(decoded_by(isa, tensor, "file"), to_float32(tensor), atol=1e-2)
+    x = rng.standard_normal((50, 768)).astype(np.float32)
+    product(isa, x, tensor, "file", rows)
+
+
+@pytest.mark.parametrize("scale", [np.nan, np.inf])
+@pytest.mark.parametrize("encoding", [Encoding.Q4_0, Encoding.Q4_1, Encoding.Q8_0])
+def test_scales_that_are_not_finite_are_refused(isa: str, encoding: Encoding, scale: float) -> None:
+    """A damaged file says so as it is loaded, and which of its matrices is."""
+    values = np.random.default_rng(8).standard_normal((5, 64)).astype(np.float32)
+    tensor = with_scales(encoded(values, encoding), scale, every=10)
+    with pytest.raises(LoadError, match=r"^w: .*damaged"):
+        decoded_by(isa, tensor, "file")
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+def test_values_that_no_scale_holds_are_refused(isa: str, precision: str, value: float) -> None:
+    """Nor is a matrix quantised whose values are not finite, or beyond any float16 scale."""
+    values = np.random.default_rng(8).standard_normal((5, 64)).astype(np.float32)
+    values[3, 40] = value
+    with pytest.raises(LoadError, match=r"^t: .*--dtype float32"):
+        linear_as_held(isa, f32_tensor(values), precision)
+
+
 def test_int8_in_groups_rounds_to_their_scales(isa: str) -> None:
     """Each value is held within half a step of its group's max / 127, a float16 number; the last
     group is shorter."""
@@ -80,12 +126,14 @@ def test_int8_in_groups_rounds_to_their_scales(isa: str) -> None:
 
 
 def quantised_rows(x: Float32) -> NDArray[np.float64]:
-    """Activations as the kernels see them: int8 steps per group of 32; the widest four take 128
-    times as many and leave the scale to the others."""
+    """Activations as the kernels see them: int8 steps per group of 32, each a power of the root of
+    2; the widest four take 128 times as many and leave the choice to the others."""
     columns = x.shape[1]
     quads = np.pad(x, ((0, 0), (0, -columns % 32))).reshape(len(x), -1, 8, 4).astype(np.float64)
     widths = np.sort(np.abs(quads).max(axis=3), axis=2)
-    scale = np.maximum(widths[:, :, -2] / 127, widths[:, :, -1] / (127 * 128))[:, :, None, None]
+    least = np.maximum(widths[:, :, -2] / 127, widths[:, :, -1] / (127 * 128))[:, :, None, None]
+    log = np.log2(least, out=np.full_like(least, -np.inf), where=least > 0)
+    scale = np.exp2(np.ceil(2 * log - 1e-6) / 2)
     steps = np.divide(quads, scale, out=np.zeros_like(quads), where=scale > 0)
     return (np.rint(steps) * scale).reshape(len(x), -1)[:, :columns]
 
@@ -185,13 +233,34 @@ def test_an_outlier_leaves_the_others_their_steps(isa: str, precision: str) -> N
     product(isa, x, tensor, precision, rows=40)
 
 
-@pytest.mark.parametrize("precision", ["int8", "float32", "bfloat16", "file"])
-def test_what_is_not_finite_stays_in_its_row(isa: str, precision: str) -> None:
+@pytest.mark.parametrize("largest", [1, 127, 128, 16256, 16257])
+def test_steps_are_no_wider_than_they_must_be(isa: str, largest: int) -> None:
+    """Whole numbers up to 127 are exact in every place, and a quad of them up to 127 * 128: red if
+    the choice of a step is off by one at its border."""
+    x = np.eye(32, dtype=np.float32) * largest
+    x += np.roll(x, 5, axis=1) / largest * min(largest, 127)
+    for exponent in (-20, 0, 20):
+        tensor = f32_tensor(np.eye(32, dtype=np.float32))
+        product(isa, x * 2.0**exponent, tensor, "int8", rows=32)
+
+
+@pytest.mark.parametrize(
+    ("precision", "encoding"),
+    [
+        ("int8", Encoding.Q8_0),
+        ("float32", Encoding.Q8_0),
+        ("bfloat16", Encoding.Q8_0),
+        ("file", Encoding.Q8_0),
+        ("file", Encoding.Q4_0),
+        ("file", Encoding.Q4_1),
+    ],
+)
+def test_what_is_not_finite_stays_in_its_row(isa: str, precision: str, encoding: Encoding) -> None:
     """A row with NaN or infinity gives NaN or infinity, and its neighbours are finite."""
     x = np.random.default_rng(4).standard_normal((50, 64)).astype(np.float32)
-    x[1, 40], x[2, 3] = np.nan, np.inf
+    x[1, 40], x[2, 3:9] = np.inf, -np.nan
     weight = encoded(
-        np.random.default_rng(5).standard_normal((33, 64)).astype(np.float32), Encoding.Q8_0
+        np.random.default_rng(5).standard_normal((33, 64)).astype(np.float32), encoding
     )
 
     def line(backend: Backend) -> Forward:

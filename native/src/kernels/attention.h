@@ -409,7 +409,7 @@ OCTAVO_INLINE void score_pairs(const KVLayer& kv, const uint8_t* queries, int64_
 OCTAVO_INLINE float soften_pairs(const KVLayer& kv, const AttentionShape& shape,
                                  const Unit* units, int count, Span span, float* scores,
                                  float* maximum, float* lane_weights) {
-  constexpr float kAhead = 8.0f, kLog2E = 1.44269504f;
+  constexpr float kAhead = 8.0f;
   const F most = mask_scores<KVType::kBF16>(kv, shape, units, count, span, scores);
   float factor = 1.0f;
   if (any_above(most, *maximum + kAhead)) {

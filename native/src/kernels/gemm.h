@@ -4,18 +4,51 @@
 // all inputs. Rows outside, panels inside would stream the weights once per tile; so a panel, which
 // fits the first-level cache, meets all rows before the next one.
 
-template <Format format, bool wide, int M>
-OCTAVO_INLINE void tile_sums(const PackedWeight& weight, const TileArgs& args, float* sums) {
+template <Format format, bool wide, int M, typename Finish>
+OCTAVO_INLINE void sum_tile(const PackedWeight& weight, const TileArgs& args, Finish finish) {
   if constexpr (is_quantised(format))
-    quantised_tile<format, wide, M>(weight, args, sums);
+    quantised_tile<format, wide, M>(weight, args, finish);
   else if constexpr (format == Format::kBF16 && kBfloatProducts)
-    bfloat_tile<M>(weight, args, sums);
+    bfloat_tile<M>(weight, args, finish);
   else
-    float_tile<format, M>(weight, args, sums);
+    float_tile<format, M>(weight, args, finish);
 }
 
-// Bias, gate or residual, soft cap: from a tile's sums, in memory, to the output. A function of its
-// own, with no M, so that the sums' registers are not held hostage by loops over rows.
+// What follows the sums of a tile, from registers to the output, row by row and unrolled: so rows
+// overlap, and the next tile begins while this one ends. For whole panels without a soft cap.
+OCTAVO_INLINE bool finishes_in_registers(const PackedWeight& weight, const GemmArgs& args,
+                                         int64_t panel) {
+  const int64_t width = weight.gated ? kLanes : kPanel;
+  return (panel + 1) * width <= weight.features() && args.softcap == 0.0f &&
+         (!weight.gated || args.gate == Gate::kSilu);
+}
+
+template <int M>
+OCTAVO_INLINE void finish_in_registers(const PackedWeight& weight, const GemmArgs& args,
+                                       int64_t panel, int64_t row, F (&sums)[M][2]) {
+  const int64_t stride = args.out_stride;
+  const int64_t at = row * stride + panel * (weight.gated ? kLanes : kPanel);
+  const auto add_to_each = [&](const float* terms, int64_t terms_stride) {
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m, terms += terms_stride)
+      for (int v = 0; v < 2; ++v) sums[m][v] += load(terms + v * kLanes);
+  };
+  if (weight.bias) add_to_each(weight.bias + panel * kPanel, 0);
+  if (weight.gated) {
+    const bool rough = weight.format != Format::kF32;
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m)
+      store(args.out + at + m * stride, gate_of(sums[m][0], Gate::kSilu, rough) * sums[m][1]);
+    return;
+  }
+  if (args.residual) add_to_each(args.residual + at, stride);
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m)
+    for (int v = 0; v < 2; ++v) store(args.out + at + m * stride + v * kLanes, sums[m][v]);
+}
+
+// The same for all other tiles, from sums in memory: a function of its own, with no M, so that the
+// sums' registers are not held hostage by loops over rows.
 static __attribute__((noinline)) void finish_tile(const PackedWeight& weight, const GemmArgs& args,
                                                   int64_t panel, int64_t row, int rows,
                                                   const float* sums) {
@@ -30,7 +63,7 @@ static __attribute__((noinline)) void finish_tile(const PackedWeight& weight, co
     float* out = args.out + at;
     F first = load(sums) + bias[0], second = load(sums + kLanes) + bias[1];
     if (weight.gated) {
-      first = gate_of(first, args.gate) * second;
+      first = gate_of(first, args.gate, weight.format != Format::kF32) * second;
     } else if (args.softcap != 0.0f) {
       first = args.softcap * tanh_of(first / args.softcap);
       second = args.softcap * tanh_of(second / args.softcap);
@@ -56,9 +89,14 @@ static __attribute__((noinline)) void tile(const PackedWeight& weight, const Gem
     __builtin_prefetch(ends, 1);
     if (!weight.gated) __builtin_prefetch(ends + kLanes, 1);
   }
-  float sums[M * kPanel] __attribute__((aligned(64)));
-  tile_sums<format, wide, M>(weight, at, sums);
-  finish_tile(weight, args, panel, row, M, sums);
+  sum_tile<format, wide, M>(weight, at, [&](F (&sums)[M][2]) __attribute__((always_inline)) {
+    if (finishes_in_registers(weight, args, panel))
+      return finish_in_registers<M>(weight, args, panel, row, sums);
+    F stored[M][2];  // a copy, for `sums` would stay in memory too
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) stored[m][0] = sums[m][0], stored[m][1] = sums[m][1];
+    finish_tile(weight, args, panel, row, M, reinterpret_cast<const float*>(stored));
+  });
 }
 
 template <Format format, bool wide, int M>

@@ -45,114 +45,98 @@ OCTAVO_INLINE int byte_of(int column, int i) { return (i / 4 * kPanel + column) 
 OCTAVO_INLINE int nibble_byte(int column, int i) { return byte_of(column, i % 16); }
 OCTAVO_INLINE bool is_high_nibble(int i) { return i >= 16; }
 
-// The int8 values of a group at `column`.
-static void put_group_i8(uint8_t* group, int column, const int8_t* values) {
-  for (int i = 0; i < kGroup; ++i)
-    group[byte_of(column, i)] = static_cast<uint8_t>(values[i] + kByteOffset);
+// A group's scale, unless it is 0: none is, for kernels add exponents to their bits. Then it is 1, and
+// the group's values must be those that stand for 0.
+OCTAVO_INLINE bool put_scale(uint8_t* to, float scale) {
+  const uint16_t half = float_to_half(scale);
+  const bool is_zero = (half & 0x7fff) == 0;
+  put_half(to, is_zero ? 1.0f : scale);
+  return !is_zero;
 }
 
-// The 4-bit values of a group at `column`.
-static void put_group_u4(uint8_t* group, int column, const uint8_t* values) {
+// The int8 values of group `g` of a column, and their scale.
+static void put_group_i8(const PackedWeight& weight, uint8_t* panel, int column, int64_t g,
+                         const int8_t* values, float scale) {
+  uint8_t* group = panel + g * group_bytes(weight.format);
+  const bool has_scale = put_scale(group + values_bytes(weight.format) + 2 * column, scale);
+  for (int i = 0; i < kGroup; ++i)
+    group[byte_of(column, i)] = static_cast<uint8_t>((has_scale ? values[i] : 0) + kByteOffset);
+}
+
+// The 4-bit values of group `g` of a column, their scale, and their minimum if the format has one.
+static void put_group_u4(const PackedWeight& weight, uint8_t* panel, int column, int64_t g,
+                         const uint8_t* values, float scale, float minimum) {
+  uint8_t* group = panel + g * group_bytes(weight.format);
+  uint8_t* scales = group + values_bytes(weight.format) + 2 * column;
+  const bool has_scale = put_scale(scales, scale);
+  const int zero = weight.format == Format::kU4Group ? 8 : 0;
   for (int i = 0; i < kGroup; ++i) {
     uint8_t* byte = group + nibble_byte(column, i);
-    if (is_high_nibble(i))
-      *byte |= static_cast<uint8_t>(values[i] << 4);
-    else
-      *byte = values[i];
+    const int value = has_scale ? values[i] : zero;
+    *byte = static_cast<uint8_t>(is_high_nibble(i) ? *byte | value << 4 : value);
   }
+  if (weight.format == Format::kU4GroupMin) put_half(scales + 2 * kPanel, minimum);
 }
 
 static void pack_i8(const float* row, const PackedWeight& weight, uint8_t* panel, int column) {
   for (int64_t g = 0; g < weight.groups; ++g) {
-    uint8_t* group = panel + g * group_bytes(weight.format);
     const float* values = row + g * kGroup;
     float most = 0;
     for (int i = 0; i < kGroup; ++i)
       most = __builtin_fabsf(values[i]) > most ? __builtin_fabsf(values[i]) : most;
     const float scale = half_to_float(float_to_half(most / 127.0f));
-    put_half(group + kGroup * kPanel + 2 * column, scale);
     const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
     int8_t quantised[kGroup];
     for (int i = 0; i < kGroup; ++i)
       quantised[i] = static_cast<int8_t>(clamp_int(values[i] * inverse, -127, 127));
-    put_group_i8(group, column, quantised);
+    put_group_i8(weight, panel, column, g, quantised, scale);
   }
 }
 
-// Q4_0, Q4_1 and Q8_0 keep their values and scales bit by bit.
-static void pack_as_is(const uint8_t* row, const PackedWeight& weight, uint8_t* panel,
-                       int column) {
+OCTAVO_INLINE float get_half(const uint8_t* from) {
+  uint16_t half;
+  __builtin_memcpy(&half, from, 2);
+  return half_to_float(half);
+}
+
+// Q8_0 keeps its values and scales bit by bit.
+static void pack_q8_0(const uint8_t* row, const PackedWeight& weight, uint8_t* panel, int column) {
+  for (int64_t g = 0; g < weight.groups; ++g, row += 34)
+    put_group_i8(weight, panel, column, g, reinterpret_cast<const int8_t*>(row + 2), get_half(row));
+}
+
+// So do Q4_0 and Q4_1. Where minima are kept beside Q4_0, they are -8 scales, exact in float16.
+static void pack_q4_0(const uint8_t* row, bool has_minimum, const PackedWeight& weight,
+                      uint8_t* panel, int column) {
   for (int64_t g = 0; g < weight.groups; ++g) {
-    uint8_t* group = panel + g * group_bytes(weight.format);
-    if (weight.format == Format::kI8Group) {
-      const uint8_t* block = row + g * 34;
-      put_group_i8(group, column, reinterpret_cast<const int8_t*>(block + 2));
-      __builtin_memcpy(group + kGroup * kPanel + 2 * column, block, 2);
-      continue;
-    }
-    const bool has_minimum = weight.format == Format::kU4GroupMin;
-    const uint8_t* block = row + g * (has_minimum ? 20 : 18);
-    const uint8_t* nibbles = block + (has_minimum ? 4 : 2);
+    const float scale = get_half(row);
+    const float minimum = has_minimum ? get_half(row + 2) : -8 * scale;
+    row += has_minimum ? 4 : 2;
     uint8_t values[kGroup];
-    for (int i = 0; i < 16; ++i) {
-      values[i] = nibbles[i] & 15;
-      values[i + 16] = nibbles[i] >> 4;
+    for (int i = 0; i < 16; ++i, ++row) {
+      values[i] = *row & 15;
+      values[i + 16] = *row >> 4;
     }
-    put_group_u4(group, column, values);
-    uint8_t* scales = group + kGroup / 2 * kPanel + 2 * column;
-    __builtin_memcpy(scales, block, 2);
-    if (has_minimum) __builtin_memcpy(scales + 2 * kPanel, block + 2, 2);
+    put_group_u4(weight, panel, column, g, values, scale, minimum);
   }
 }
 
 // Q4_K keeps its 4-bit values; its scales and minima, products of two numbers, round to float16.
 static void pack_q4_k(const uint8_t* row, const PackedWeight& weight, uint8_t* panel, int column) {
   for (int64_t g = 0; g < weight.groups; ++g) {
-    uint8_t* group = panel + g * group_bytes(weight.format);
     uint8_t values[kGroup];
     float scale, minimum;
     decode_q4_k_group(row, g, values, &scale, &minimum);
-    put_group_u4(group, column, values);
-    put_half(group + kGroup / 2 * kPanel + 2 * column, scale);
-    put_half(group + kGroup / 2 * kPanel + 2 * kPanel + 2 * column, minimum);
-  }
-}
-
-// Q4_0 keeps its values where a minimum is kept too: that is -8 scales, which is exact in float16.
-static void pack_q4_0_min(const uint8_t* row, const PackedWeight& weight, uint8_t* panel,
-                          int column) {
-  for (int64_t g = 0; g < weight.groups; ++g) {
-    uint8_t* group = panel + g * group_bytes(weight.format);
-    const uint8_t* block = row + g * 18;
-    uint8_t values[kGroup];
-    for (int i = 0; i < 16; ++i) {
-      values[i] = block[2 + i] & 15;
-      values[i + 16] = block[2 + i] >> 4;
-    }
-    put_group_u4(group, column, values);
-    uint8_t* scales = group + kGroup / 2 * kPanel + 2 * column;
-    __builtin_memcpy(scales, block, 2);
-    uint16_t scale;
-    __builtin_memcpy(&scale, block, 2);
-    put_half(scales + 2 * kPanel, -8 * half_to_float(scale));
+    put_group_u4(weight, panel, column, g, values, scale, minimum);
   }
 }
 
 static void pack_u4_min(const float* row, const PackedWeight& weight, uint8_t* panel, int column) {
   for (int64_t g = 0; g < weight.groups; ++g) {
-    uint8_t* group = panel + g * group_bytes(weight.format);
     U4Group quantised;
     quantise_u4(row + g * kGroup, &quantised);
-    put_group_u4(group, column, quantised.values);
-    put_half(group + kGroup / 2 * kPanel + 2 * column, quantised.scale);
-    put_half(group + kGroup / 2 * kPanel + 2 * kPanel + 2 * column, quantised.minimum);
+    put_group_u4(weight, panel, column, g, quantised.values, quantised.scale, quantised.minimum);
   }
-}
-
-static bool same_layout(Format format, Encoding encoding) {
-  return (format == Format::kI8Group && encoding == Encoding::kQ8_0) ||
-         (format == Format::kU4Group && encoding == Encoding::kQ4_0) ||
-         (format == Format::kU4GroupMin && encoding == Encoding::kQ4_1);
 }
 
 // Where the bfloat16 of input `k` lies in a panel.
@@ -172,9 +156,52 @@ static void pack_float(const float* row, const PackedWeight& weight, uint8_t* pa
   }
 }
 
+// Packs a row whose encoding has the format's values; false if it has others.
+static bool pack_as_is(Encoding encoding, const uint8_t* row, const PackedWeight& weight,
+                       uint8_t* panel, int column) {
+  const Format format = weight.format;
+  if (format == Format::kI8Group && encoding == Encoding::kQ8_0)
+    pack_q8_0(row, weight, panel, column);
+  else if (has_nibbles(format) && encoding == Encoding::kQ4_0)
+    pack_q4_0(row, false, weight, panel, column);
+  else if (format == Format::kU4GroupMin && encoding == Encoding::kQ4_1)
+    pack_q4_0(row, true, weight, panel, column);
+  else if (format == Format::kU4GroupMin && encoding == Encoding::kQ4_K)
+    pack_q4_k(row, weight, panel, column);
+  else
+    return false;
+  return true;
+}
+
+static bool is_finite(const float* values, int64_t count) {
+  int32_t most = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    int32_t bits;
+    __builtin_memcpy(&bits, values + i, 4);
+    bits &= 0x7fffffff;
+    most = bits > most ? bits : most;
+  }
+  return most < 0x7f800000;
+}
+
+// Whether a column's scales and minima are finite, as packed.
+static bool has_finite_scales(const PackedWeight& weight, const uint8_t* panel, int column) {
+  const int64_t rows = (group_bytes(weight.format) - values_bytes(weight.format)) / (2 * kPanel);
+  bool finite = true;
+  for (int64_t g = 0; g < weight.groups; ++g)
+    for (int64_t i = 0; i < rows; ++i) {
+      uint16_t half;
+      __builtin_memcpy(&half, panel + g * group_bytes(weight.format) + values_bytes(weight.format) +
+                                  2 * (i * kPanel + column), 2);
+      finite &= (half & 0x7c00) != 0x7c00;
+    }
+  return finite;
+}
+
 // `scratch` holds groups * 32 (or inputs) floats. `out` starts zeroed; that is the padding.
-static void pack(const PackedWeight& weight, const PackSource& source, uint8_t* out, int64_t first,
+static bool pack(const PackedWeight& weight, const PackSource& source, uint8_t* out, int64_t first,
                  int64_t last, float* scratch) {
+  bool finite = true;
   for (int64_t panel = first; panel < last; ++panel) {
     uint8_t* to = out + panel * weight.panel_bytes;
     for (int column = 0; column < kPanel; ++column) {
@@ -182,34 +209,24 @@ static void pack(const PackedWeight& weight, const PackSource& source, uint8_t* 
       if (index < 0) continue;
       Encoding encoding = Encoding::kF32;
       const uint8_t* row = source_row(source, index, &encoding);
-      if (same_layout(weight.format, encoding)) {
-        pack_as_is(row, weight, to, column);
-        continue;
-      }
-      if (weight.format == Format::kU4GroupMin && encoding == Encoding::kQ4_K) {
-        pack_q4_k(row, weight, to, column);
-        continue;
-      }
-      if (weight.format == Format::kU4GroupMin && encoding == Encoding::kQ4_0) {
-        pack_q4_0_min(row, weight, to, column);
+      if (pack_as_is(encoding, row, weight, to, column)) {
+        finite &= has_finite_scales(weight, to, column);
         continue;
       }
       decode_row(encoding, row, weight.inputs, scratch);
       for (int64_t k = weight.inputs; k < weight.groups * kGroup; ++k) scratch[k] = 0.0f;
-      if (!is_quantised(weight.format))
+      if (!is_quantised(weight.format)) {
         pack_float(scratch, weight, to, column);
-      else if (weight.format == Format::kU4GroupMin)
+        continue;
+      }
+      if (weight.format == Format::kU4GroupMin)
         pack_u4_min(scratch, weight, to, column);
       else
         pack_i8(scratch, weight, to, column);
+      finite &= is_finite(scratch, weight.inputs) && has_finite_scales(weight, to, column);
     }
   }
-}
-
-OCTAVO_INLINE float get_half(const uint8_t* from) {
-  uint16_t half;
-  __builtin_memcpy(&half, from, 2);
-  return half_to_float(half);
+  return finite;
 }
 
 // The values of group `g` of a column.

@@ -3,6 +3,7 @@
 #include "simd/vec.h"
 #include "kernels/rows.h"
 #include "kernels/tiles.h"
+#include "kernels/activations.h"
 #include "kernels/gemm.h"
 #include "kernels/quantise4.h"
 #include "kernels/pack.h"

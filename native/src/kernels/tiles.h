@@ -1,5 +1,5 @@
 // Tiles of a matrix product: a few rows of activations times one panel of packed weights, summed
-// over all inputs into `sums`, [rows][kPanel].
+// over all inputs. `finish` takes the sums, [rows][2] vectors, in registers where they fit.
 
 constexpr int kPanel = 2 * kLanes;
 
@@ -33,15 +33,6 @@ OCTAVO_INLINE const uint8_t* prefetch(const uint8_t* ahead, int64_t lines) {
   for (int64_t line = 0; line < lines; ++line, ahead += 64)
     __builtin_prefetch(ahead, 0, 2);  // into the second-level cache: the first is full of this panel
   return ahead;
-}
-
-template <int M>
-OCTAVO_INLINE void store_sums(const F (&out)[M][2], float* sums) {
-#pragma GCC unroll 16
-  for (int m = 0; m < M; ++m) {
-    store(sums + m * kPanel, out[m][0]);
-    store(sums + m * kPanel + kLanes, out[m][1]);
-  }
 }
 
 // ---- quantised weights and activations
@@ -102,6 +93,9 @@ OCTAVO_INLINE void load_quad(const uint8_t* values, uint32_t i, B (&quad)[2]) {
   }
 }
 
+// A step of high parts is so many of the others.
+constexpr int kHighBits = 7, kHighStep = 1 << kHighBits;
+
 // What the high parts of a row's widest quad add to its integer sums, and what takes the offset of
 // the weights away again.
 template <Format format, bool packed>
@@ -112,9 +106,9 @@ OCTAVO_INLINE void high_sums(const uint8_t* values, const uint8_t* group_at, I (
   load_quad<packed>(values, group->widest, quad);
 #pragma GCC unroll 2
   for (int v = 0; v < 2; ++v) {
-    sum[v] = dot<format>(I{}, quad[v], high) << 7;
-    if constexpr (format == Format::kU4Group || (format == Format::kI8Group && kByteOffset != 0))
-      sum[v] += splat_int(group->start);
+    const I start = format == Format::kI8Group && kByteOffset != 0 ? splat_int(group->start) : I{};
+    sum[v] = dot<format>(start, quad[v], high) << kHighBits;
+    if constexpr (format == Format::kU4Group) sum[v] += splat_int(group->start);
   }
 }
 
@@ -159,40 +153,58 @@ OCTAVO_INLINE void dot_group(const uint8_t* values, const uint8_t* groups, const
   });
 }
 
-// Adds the integers of a group, times the scales of weights and activations, to the tile.
+constexpr float kRootOf2 = 1.41421356f;
+
+// Adds the integers of a group, times the scales of weights and the steps of activations, to the tile.
 template <Format format, int M>
 OCTAVO_INLINE void add_group(const uint8_t* scales, const uint8_t* groups, int64_t stride,
                              const I (&sum)[M][2], F (&out)[M][2]) {
+  const auto* halves = reinterpret_cast<const uint16_t*>(scales);
+  F scale[2];
+  // A scale times 2^e is a sum of integers, which takes none of the multipliers that tiles wait for.
+  float by_root[2][kPanel] __attribute__((aligned(64)));
 #pragma GCC unroll 2
   for (int v = 0; v < 2; ++v) {
-    const auto* halves = reinterpret_cast<const uint16_t*>(scales) + v * kLanes;
-    const F scale = load_half(halves);
+    scale[v] = load_half(halves + v * kLanes);
+    if constexpr (!kAddsExponents) continue;
+    store(by_root[0] + v * kLanes, scale[v]);
+    store(by_root[1] + v * kLanes, scale[v] * kRootOf2);
+  }
+#pragma GCC unroll 2
+  for (int v = 0; v < 2; ++v) {
     F minimum{};
-    if constexpr (format == Format::kU4GroupMin) minimum = load_half(halves + kPanel);
+    if constexpr (format == Format::kU4GroupMin) minimum = load_half(halves + kPanel + v * kLanes);
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
       const auto* group = reinterpret_cast<const ActivationGroup*>(groups + m * stride);
-      F products = to_float(sum[m][v]) * scale;
-      if constexpr (format == Format::kU4GroupMin) products += minimum * group->total;
-      out[m][v] += products * group->scale;
+      if constexpr (kAddsExponents) {
+        const I product = as_int(load(by_root[group->has_root] + v * kLanes)) + splat_int(group->exponent);
+        if constexpr (format == Format::kU4GroupMin) out[m][v] += minimum * group->total;
+        out[m][v] += to_float(sum[m][v]) * as_float(product);
+      } else {
+        F products = to_float(sum[m][v]) * scale[v];
+        if constexpr (format == Format::kU4GroupMin) products += minimum * group->total;
+        out[m][v] += products * group->step;
+      }
     }
   }
 }
 
-template <Format format, bool wide, int M>
-OCTAVO_INLINE void quantised_tile(const PackedWeight& weight, const TileArgs& args, float* sums) {
+template <Format format, bool wide, int M, typename Finish>
+OCTAVO_INLINE void quantised_tile(const PackedWeight& weight, const TileArgs& args, Finish finish) {
   constexpr bool packed = has_nibbles(format) && !wide;
   const uint8_t* values = wide ? args.wide : args.panel;
   const uint8_t* scales = args.panel + values_bytes(format);
   const uint8_t* ahead = args.ahead;
   const int64_t stride = args.stride;
   const uint8_t* groups = args.x + weight.groups * kGroup;
+  const auto* starts = reinterpret_cast<const float*>(groups + weight.groups * sizeof(ActivationGroup));
   TileRows<M> rows(args.x, stride);
+  F out[M][2];
   // The sums in float stay in memory where integers take all registers.
-  F local[M][2];
-  F(&out)[M][2] = kLanes == 16 ? local : *reinterpret_cast<F(*)[M][2]>(sums);
+  if constexpr (kLanes != 16) __asm__("" : "+m"(out));
 #pragma GCC unroll 16
-  for (int m = 0; m < M; ++m) out[m][0] = out[m][1] = F{};
+  for (int m = 0; m < M; ++m) out[m][0] = out[m][1] = splat(starts[m * stride / 4]);
   for (int64_t group = 0; group < weight.groups; ++group) {
     I sum[M][2];
     ahead = prefetch(ahead, args.lines);
@@ -203,13 +215,13 @@ OCTAVO_INLINE void quantised_tile(const PackedWeight& weight, const TileArgs& ar
     scales += group_bytes(format);
     groups += sizeof(ActivationGroup);
   }
-  if (kLanes == 16) store_sums<M>(out, sums);
+  finish(out);
 }
 
 // ---- float activations
 
-template <Format format, int M>
-OCTAVO_INLINE void float_tile(const PackedWeight& weight, const TileArgs& args, float* sums) {
+template <Format format, int M, typename Finish>
+OCTAVO_INLINE void float_tile(const PackedWeight& weight, const TileArgs& args, Finish finish) {
   F out[M][2];
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) out[m][0] = out[m][1] = F{};
@@ -240,13 +252,13 @@ OCTAVO_INLINE void float_tile(const PackedWeight& weight, const TileArgs& args, 
       }
     }
   }
-  store_sums<M>(out, sums);
+  finish(out);
 }
 
 // ---- bfloat16 activations, where the set has products of them
 
-template <int M>
-OCTAVO_INLINE void bfloat_tile(const PackedWeight& weight, const TileArgs& args, float* sums) {
+template <int M, typename Finish>
+OCTAVO_INLINE void bfloat_tile(const PackedWeight& weight, const TileArgs& args, Finish finish) {
   const uint8_t* panel = args.panel;
   const uint8_t* ahead = args.ahead;
   TileRows<M> rows(args.x, args.stride);
@@ -263,5 +275,5 @@ OCTAVO_INLINE void bfloat_tile(const PackedWeight& weight, const TileArgs& args,
     rows.advance(kGroup * 2);
     panel += kGroup * kPanel * 2;
   }
-  store_sums<M>(sum, sums);
+  finish(sum);
 }

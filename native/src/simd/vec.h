@@ -120,6 +120,7 @@ OCTAVO_INLINE F load_half_by_shifts(const uint16_t* from) {
 #if OCTAVO_BYTES == 64
 
 constexpr int kByteOffset = 128;
+constexpr bool kAddsExponents = true;  // scales times steps of activations: integer sums
 constexpr int kByteRows = 6;    // rows of a tile: quantised activations,
 constexpr int kFloatRows = 12;  // float ones
 constexpr int kQueryTile = 12;  // query vectors of an attention tile
@@ -241,6 +242,10 @@ OCTAVO_INLINE F reciprocal(F x) { return 1.0f / x; }
 
 #endif
 
+#if OCTAVO_BYTES != 64
+constexpr bool kAddsExponents = false;
+#endif
+
 #if !defined(__AVX2__) || defined(__AVXVNNI__) || OCTAVO_BYTES == 64
 constexpr bool kHalfSums = false;
 OCTAVO_INLINE void add_nibbles(P (&)[2], const B (&)[2], B) {}
@@ -279,11 +284,13 @@ OCTAVO_INLINE F scale_by_power(F p, F turns) {
 }
 #endif
 
+constexpr float kLog2E = 1.44269504f;
+
 // exp(x) within 2 units in the last place for -87 < x < 88; tiny or 0 below, about 1e38 above, NaN
 // for NaN: minimum and maximum return their second operand when one is NaN.
 OCTAVO_INLINE F exp_of(F x) {
   const F clipped = smaller(splat(88.0f), larger(splat(-87.3f), x));
-  const F turns = (clipped * 1.44269504f + kRound) - kRound;
+  const F turns = (clipped * kLog2E + kRound) - kRound;
   F r = clipped - turns * 0.693359375f;
   r = r + turns * 2.12194440e-4f;
   F p = splat(1.9875691500e-4f);

@@ -148,7 +148,11 @@ class MatrixWeight:
             (_ENCODINGS[part.encoding], np.ascontiguousarray(part.data).view(np.uint8))
             for part in self.parts
         ]
-        return backend.pack(parts, self.inputs, form, gated, self.bias)
+        try:
+            return backend.pack(parts, self.inputs, form, gated, self.bias)
+        except ValueError as error:
+            names = ", ".join(part.name for part in self.parts)
+            raise LoadError(f"{names}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
