@@ -14,12 +14,16 @@ OCTAVO_INLINE void sum_tile(const PackedWeight& weight, const TileArgs& args, Fi
     float_tile<format, M>(weight, args, finish);
 }
 
+// Features that a panel makes: in a gated matrix half of its columns are gates.
+OCTAVO_INLINE int64_t panel_features(const PackedWeight& weight) {
+  return weight.gated ? kLanes : kPanel;
+}
+
 // What follows the sums of a tile, from registers to the output, row by row and unrolled: so rows
 // overlap, and the next tile begins while this one ends. For whole panels without a soft cap.
 OCTAVO_INLINE bool finishes_in_registers(const PackedWeight& weight, const GemmArgs& args,
                                          int64_t panel) {
-  const int64_t width = weight.gated ? kLanes : kPanel;
-  return (panel + 1) * width <= weight.features() && args.softcap == 0.0f &&
+  return (panel + 1) * panel_features(weight) <= weight.features() && args.softcap == 0.0f &&
          (!weight.gated || args.gate == Gate::kSilu);
 }
 
@@ -27,7 +31,7 @@ template <int M>
 OCTAVO_INLINE void finish_in_registers(const PackedWeight& weight, const GemmArgs& args,
                                        int64_t panel, int64_t row, F (&sums)[M][2]) {
   const int64_t stride = args.out_stride;
-  const int64_t at = row * stride + panel * (weight.gated ? kLanes : kPanel);
+  const int64_t at = row * stride + panel * panel_features(weight);
   const auto add_to_each = [&](const float* terms, int64_t terms_stride) {
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m, terms += terms_stride)
@@ -52,7 +56,7 @@ OCTAVO_INLINE void finish_in_registers(const PackedWeight& weight, const GemmArg
 static __attribute__((noinline)) void finish_tile(const PackedWeight& weight, const GemmArgs& args,
                                                   int64_t panel, int64_t row, int rows,
                                                   const float* sums) {
-  const int64_t width = weight.gated ? kLanes : kPanel;
+  const int64_t width = panel_features(weight);
   const int64_t column = panel * width;
   const int64_t valid = smaller(width, weight.features() - column);
   F bias[2] = {};
@@ -84,7 +88,7 @@ static __attribute__((noinline)) void tile(const PackedWeight& weight, const Gem
                                            const TileArgs& at, int64_t panel, int64_t row) {
   // What finishing the tile reads and writes comes while it is computed.
   const float* ends = args.residual ? args.residual : args.out;
-  ends += row * args.out_stride + panel * (weight.gated ? kLanes : kPanel);
+  ends += row * args.out_stride + panel * panel_features(weight);
   for (int m = 0; m < M; ++m, ends += args.out_stride) {
     __builtin_prefetch(ends, 1);
     if (!weight.gated) __builtin_prefetch(ends + kLanes, 1);

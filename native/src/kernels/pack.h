@@ -48,9 +48,10 @@ OCTAVO_INLINE bool is_high_nibble(int i) { return i >= 16; }
 // A group's scale, unless it is 0: none is, for kernels add exponents to their bits. Then it is 1, and
 // the group's values must be those that stand for 0.
 OCTAVO_INLINE bool put_scale(uint8_t* to, float scale) {
-  const uint16_t half = float_to_half(scale);
+  uint16_t half = float_to_half(scale);
   const bool is_zero = (half & 0x7fff) == 0;
-  put_half(to, is_zero ? 1.0f : scale);
+  if (is_zero) half = 0x3c00;
+  __builtin_memcpy(to, &half, 2);
   return !is_zero;
 }
 

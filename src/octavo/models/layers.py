@@ -66,7 +66,7 @@ class DecoderLayer:
     attention: AttentionBlock
     mlp: MLPBlock
 
-    def apply(self, ops: Ops, x: Array, *, wanted_rows: bool = False) -> Array:
+    def apply(self, ops: Ops, x: Array, *, wanted_rows: bool) -> Array:
         """Return the layer's result, ``[N, hidden]``.
 
         With ``wanted_rows`` it is ``[R, hidden]``, of the rows whose logits the batch wants: of the
