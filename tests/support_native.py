@@ -17,7 +17,7 @@ extension = pytest.importorskip("octavo.kernels.native._native")
 
 ISAS: list[str] = extension.available_isas()
 
-BFLOAT16_PRODUCTS = {"avx512bf16", "avx512-emulated"}
+BFLOAT16_PRODUCTS = {"amx", "avx512bf16", "avx512-emulated"}
 """Sets that round what meets bfloat16 weights and KV to bfloat16."""
 
 Float32 = NDArray[np.float32]
@@ -68,7 +68,11 @@ def run_line(
     return [step(batch).copy() for batch in batches]
 
 
-def backend_of(isa: str, precision: str = "float32", threads: int = 2) -> Backend:
+def backend_of(
+    isa: str, precision: str = "float32", threads: int = 2, deterministic: bool = False
+) -> Backend:
     """A native backend that leaves the machine's CPUs to the scheduler."""
-    options = NativeOptions(isa=isa, threads=threads, pin_threads=False)
+    options = NativeOptions(
+        isa=isa, threads=threads, pin_threads=False, deterministic=deterministic
+    )
     return native.NativeBackend(precision, options)  # type: ignore[no-any-return]

@@ -2,6 +2,10 @@
 
 #include "kernel_table.h"
 
+#if defined(__linux__) && defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #if defined(__linux__) && defined(__aarch64__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -15,6 +19,7 @@ namespace avx2 { const KernelTable& table(); }
 namespace avxvnni { const KernelTable& table(); }
 namespace avx512 { const KernelTable& table(); }
 namespace avx512bf16 { const KernelTable& table(); }
+namespace amx { const KernelTable& table(); }
 namespace neon { const KernelTable& table(); }
 
 namespace {
@@ -41,11 +46,27 @@ bool has_avx2() {
   return has_avx512() && __builtin_cpu_supports("avx512bf16");
 }
 
-// gcc 12's __builtin_cpu_supports does not know AVX-VNNI: CPUID leaf 7, subleaf 1, EAX bit 4.
-bool has_avxvnni() {
-  unsigned eax = 7, ebx = 0, ecx = 1, edx = 0;
-  __asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
-  return has_avx2() && (eax >> 4 & 1);
+struct Leaf { unsigned eax, ebx, ecx, edx; };
+Leaf cpuid_7(unsigned subleaf) {
+  Leaf leaf{7, 0, subleaf, 0};
+  __asm__("cpuid" : "+a"(leaf.eax), "=b"(leaf.ebx), "+c"(leaf.ecx), "=d"(leaf.edx));
+  return leaf;
+}
+
+// gcc 12's __builtin_cpu_supports knows neither AVX-VNNI nor AMX.
+bool has_avxvnni() { return has_avx2() && (cpuid_7(1).eax >> 4 & 1); }
+
+// Linux grants a process the registers of matrices on demand, and keeps room for them then wherever it
+// keeps a thread's other registers.
+[[maybe_unused]] bool has_amx() {
+#if defined(__linux__)
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  const unsigned edx = cpuid_7(0).edx;
+  return has_avx512bf16() && (edx >> 22 & 1) && (edx >> 24 & 1) &&
+         syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#else
+  return false;
+#endif
 }
 #endif
 
@@ -61,6 +82,9 @@ bool has_neon_dotprod() {
 
 std::vector<Choice> choices() {
   return {
+#if defined(OCTAVO_WITH_AMX)
+      {"amx", amx::table, has_amx()},
+#endif
 #if defined(OCTAVO_WITH_AVX512BF16)
       {"avx512bf16", avx512bf16::table, has_avx512bf16()},
 #endif

@@ -5,6 +5,7 @@
 // extension, and that copy could use instructions that this CPU lacks.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -61,9 +62,10 @@ constexpr bool has_nibbles(Format format) {
 enum class Gate : int { kNone = 0, kSilu = 1, kGeluTanh = 2 };
 
 struct GemmArgs {
-  const uint8_t* x;     // first row, prepared for the weight's format
+  const uint8_t* x;     // first row, prepared for the weight's format or, if `is_bfloat`, as bfloat16
   int64_t x_stride;     // bytes
   int64_t rows;
+  bool is_bfloat;
   int64_t first_panel;
   int64_t last_panel;
   float* out;           // first row
@@ -74,9 +76,13 @@ struct GemmArgs {
   uint8_t* scratch;     // gemm_scratch(...) bytes, owned by the calling thread
 };
 
-// Bytes of scratch that `gemm` needs for a panel of nibbles, a byte each.
+// Rows that matrix registers take at once: as many may be read past the last row of activations.
+constexpr int64_t kMatrixRows = 16;
+constexpr int64_t kMatrixScratch = 64 << 10;
+
+// Bytes of scratch that `gemm` needs: for a panel of nibbles, a byte each, or for matrix registers.
 inline int64_t gemm_scratch(int64_t inputs, int64_t lanes) {
-  return (inputs + kGroup - 1) / kGroup * kGroup * 2 * lanes;
+  return std::max((inputs + kGroup - 1) / kGroup * kGroup * 2 * lanes, kMatrixScratch);
 }
 
 enum class KVType : int { kF32 = 0, kBF16 = 1, kI8 = 2 };
@@ -167,6 +173,7 @@ struct KernelTable {
   const char* name;
   int lanes;            // floats in a vector
   bool bfloat_products; // rows that meet bfloat16 weights are prepared by `quantise`, too
+  int64_t matrix_rows;  // from so many rows on, quantised weights had better meet bfloat16; 0: never
 
   // Packing. `pack` fills panels [first, last) of `weight.data`, which the caller allocated; false
   // where quantised weights or their scales are not finite.
@@ -245,12 +252,12 @@ inline int64_t quantised_row_bytes(Format format, int64_t inputs) {
 
 // Most tokens whose scores are held at once, and most query vectors of a tile (any set).
 constexpr int64_t kScoreTokens = 128;
-constexpr int64_t kMaxQueryTile = 12;
+constexpr int64_t kMaxQueryTile = kMatrixRows;
 
 // Floats of scratch that `attend` needs: the query tile, its scores, and state per query vector.
 inline int64_t attend_scratch(int64_t query_vectors, int64_t dim) {
   const int64_t padded = (dim + 15) / 16 * 16 + 16;
-  return query_vectors * (3 * padded + 8) + kMaxQueryTile * (kScoreTokens + padded) + 64;
+  return (query_vectors + kMatrixRows) * (3 * padded + 8) + kMaxQueryTile * (kScoreTokens + padded) + 64;
 }
 
 }  // namespace octavo

@@ -329,6 +329,7 @@ void bind_backend(nb::module_& m) {
       .def("read_gb_per_s", [](Backend& b, int64_t bytes) {
         return measure_read_gb_per_s(b.pool(), b.kernels(), bytes);
       }, "num_bytes"_a)
+      .def("matrix_rows", [](Backend& b) { return b.kernels().matrix_rows; })
       .def("byte_product", [](Backend& b) { return std::string(b.kernels().byte_product); })
       .def("peak_byte_ops", [](Backend& b) { return measure_peak_bytes(b.pool(), b.kernels()); })
       .def("bfloat_product", [](Backend& b) { return std::string(b.kernels().bfloat_product); })

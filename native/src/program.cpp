@@ -10,11 +10,8 @@ namespace octavo {
 namespace {
 
 constexpr int64_t kBlockRows = 128;   // of activations that fit the second-level cache
+constexpr int64_t kMatrixBlockRows = 256;  // where weights are widened once a block
 constexpr int64_t kPrepareAlone = 2;  // rows that each thread prepares for itself: no barrier
-
-// From so many rows a thread on, threads take rows instead of columns: they share nothing then, but
-// every one reads all weights, which the more of them there are the more rows must pay for.
-int64_t rows_to_part(int threads) { return std::min(8 * threads, 48); }
 
 int64_t share(int64_t count, int part, int parts) { return count * part / parts; }
 
@@ -39,7 +36,8 @@ void Program::append(const Op& appended) {
   Op op = appended;
   if (op.kind == Op::Kind::kEmbed) vocab_ = std::min(vocab_, op.weight->packed().outputs);
   if (op.kind == Op::Kind::kLinear) {
-    max_prepared_ = std::max(max_prepared_, prepared_stride(op));
+    for (const Format format : {Format::kF32, Format::kBF16, op.weight->packed().format})
+      max_prepared_ = std::max(max_prepared_, prepared_stride(op, format));
     max_inputs_ = std::max(max_inputs_, op.weight->packed().inputs);
   }
   if (op.kind == Op::Kind::kAttend) {
@@ -77,23 +75,39 @@ float* Program::row(int buffer, int64_t index) const {
   return buffers_[buffer].data.as<float>() + index * buffers_[buffer].features;
 }
 
+// From so many rows a thread on, threads take rows instead of columns: they share nothing then, but
+// every one reads all weights, which the more of them there are the more rows must pay for.
+int64_t Program::rows_to_part() const {
+  return kernels_.matrix_rows > 0 ? 128 : std::min(8 * pool_.threads(), 48);
+}
+
+int64_t Program::block_rows() const {
+  return kernels_.matrix_rows > 0 ? kMatrixBlockRows : kBlockRows;
+}
+
 int64_t Program::num_rows(Rows rows) const {
   return rows == Rows::kTokens ? batch_->tokens : batch_->logits;
 }
 
-// Whether the rows that meet a weight are rounded first.
-bool Program::is_rounded(const Op& op) const {
+// What the rows that meet a weight are rounded to: as the weight is, to bfloat16, or not at all
+// (kF32). The rows of the whole batch decide, or, for equal bits in any company, nothing does.
+Format Program::rounded_to(const Op& op) const {
   const Format format = op.weight->packed().format;
-  return is_quantised(format) || (format == Format::kBF16 && kernels_.bfloat_products);
+  if (format == Format::kBF16 && !kernels_.bfloat_products) return Format::kF32;
+  if (!is_quantised(format) || kernels_.matrix_rows == 0) return format;
+  const int64_t rows = num_rows(buffers_[op.out].rows);
+  return rows >= kernels_.matrix_rows || policy_.deterministic ? Format::kBF16 : format;
 }
 
 // What meets float values without a norm is read where it is.
-bool Program::is_in_place(const Op& op) const { return !is_rounded(op) && !op.norm; }
+bool Program::is_in_place(const Op& op) const {
+  return rounded_to(op) == Format::kF32 && !op.norm;
+}
 
-int64_t Program::prepared_stride(const Op& op) const {
-  const PackedWeight& weight = op.weight->packed();
-  return is_rounded(op) ? quantised_row_bytes(weight.format, weight.inputs)
-                        : weight.inputs * static_cast<int64_t>(sizeof(float));
+int64_t Program::prepared_stride(const Op& op, Format rounded) const {
+  const int64_t inputs = op.weight->packed().inputs;
+  return rounded == Format::kF32 ? inputs * static_cast<int64_t>(sizeof(float))
+                                 : quantised_row_bytes(rounded, inputs);
 }
 
 void Program::check(const Batch& batch) const {
@@ -113,7 +127,7 @@ void Program::reserve_rows(int64_t tokens, int64_t logits) {
     const size_t bytes = rows * buffer.features * sizeof(float);
     if (buffer.data.size() < bytes) buffer.data = Memory(bytes);
   }
-  prepared_ = Memory(std::max(token_capacity_, logits_capacity_) * max_prepared_);
+  prepared_ = Memory((std::max(token_capacity_, logits_capacity_) + kMatrixRows) * max_prepared_);
   angles_.clear();
   for (const Rope& rope : ropes_)
     angles_.emplace_back(token_capacity_ * 2 * rope.inv_freq.size() * sizeof(float));
@@ -150,7 +164,7 @@ void Program::plan_step(const Batch& batch) {
 
 void Program::reserve(const Batch& batch) {
   reserve_rows(batch.tokens, batch.logits);
-  const int64_t rows = std::max(kBlockRows, kPrepareAlone);
+  const int64_t rows = std::max(block_rows(), kPrepareAlone) + kMatrixRows;
   for (Scratch& scratch : scratch_) {
     scratch.normed.resize(max_inputs_);
     if (scratch.prepared.size() < static_cast<size_t>(rows * max_prepared_))
@@ -159,10 +173,10 @@ void Program::reserve(const Batch& batch) {
     if (scratch.widened.size() < widened) scratch.widened = Memory(widened);
   }
   const int threads = pool_.threads();
-  by_blocks_ = batch.tokens >= threads * rows_to_part(threads);
+  by_blocks_ = batch.tokens >= threads * rows_to_part();
   if (by_blocks_) {
     // As many blocks as fill every thread equally often.
-    const int64_t rounds = (batch.tokens + kBlockRows * threads - 1) / (kBlockRows * threads);
+    const int64_t rounds = (batch.tokens + block_rows() * threads - 1) / (block_rows() * threads);
     block_rows_ = (batch.tokens + rounds * threads - 1) / (rounds * threads);
   }
   for (size_t i = 0; i < segments_.size(); ++i)
@@ -253,7 +267,7 @@ void Program::linear_by_columns(const Op& op, int thread) {
     x = prepare(op, 0, rows, scratch_[thread].prepared.data(), thread);
   } else {
     const int64_t begin = share(rows, thread, threads), end = share(rows, thread + 1, threads);
-    prepare(op, begin, end, prepared_.data() + begin * prepared_stride(op), thread);
+    prepare(op, begin, end, prepared_.data() + begin * prepared_stride(op, rounded_to(op)), thread);
     x = prepared_.data();
     pool_.barrier().wait();
   }
@@ -268,8 +282,9 @@ const uint8_t* Program::prepare(const Op& op, int64_t begin, int64_t end, uint8_
                                 int thread) {
   if (is_in_place(op)) return reinterpret_cast<const uint8_t*>(row(op.in, begin));
   const PackedWeight& weight = op.weight->packed();
-  const bool rounded = is_rounded(op);
-  const int64_t stride = prepared_stride(op);
+  const Format format = rounded_to(op);
+  const bool rounded = format != Format::kF32;
+  const int64_t stride = prepared_stride(op, format);
   for (int64_t r = begin; r < end; ++r) {
     uint8_t* out = to + (r - begin) * stride;
     const float* x = row(op.in, r);
@@ -278,7 +293,7 @@ const uint8_t* Program::prepare(const Op& op, int64_t begin, int64_t end, uint8_
       kernels_.rms_norm(x, op.norm, op.eps, weight.inputs, normed);
       x = normed;
     }
-    if (rounded) kernels_.quantise(weight.format, x, weight.inputs, out);
+    if (rounded) kernels_.quantise(format, x, weight.inputs, out);
   }
   return to;
 }
@@ -288,8 +303,9 @@ void Program::gemm(const Op& op, const uint8_t* x, int64_t begin, int64_t end, i
   GemmArgs args{};
   args.x = x;
   args.x_stride = is_in_place(op) ? buffers_[op.in].features * static_cast<int64_t>(sizeof(float))
-                                  : prepared_stride(op);
+                                  : prepared_stride(op, rounded_to(op));
   args.rows = end - begin;
+  args.is_bfloat = rounded_to(op) == Format::kBF16;
   args.first_panel = first_panel;
   args.last_panel = last_panel;
   args.out = row(op.out, begin);

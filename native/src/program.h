@@ -106,8 +106,10 @@ class Program {
 
   float* row(int buffer, int64_t index) const;
   int64_t num_rows(Rows rows) const;
-  int64_t prepared_stride(const Op& op) const;
-  bool is_rounded(const Op& op) const;
+  int64_t rows_to_part() const;
+  int64_t block_rows() const;
+  Format rounded_to(const Op& op) const;
+  int64_t prepared_stride(const Op& op, Format rounded) const;
   bool is_in_place(const Op& op) const;
 
   const KernelTable& kernels_;

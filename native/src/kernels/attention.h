@@ -32,6 +32,7 @@ struct Span { int64_t first, last; };
 // State of a call, cut from the caller's scratch.
 struct QuerySet {
   int64_t vectors;
+  int64_t room;           // vectors that arrays of rows have room for: matrix registers take 16 at once
   int64_t heads;          // query heads per KV head
   int64_t dim;
   int64_t even_dim;       // rows of a transposed query tile
@@ -45,7 +46,7 @@ struct QuerySet {
   float* joined_sums;     // the same of all segments before this one
   float* joined_maxima;
   float* joined_weights;
-  float* scores;          // [kQueryTile][kScoreTokens]
+  float* scores;          // [kMaxQueryTile][kScoreTokens]
   Span* spans;            // [vectors]
 };
 
@@ -68,6 +69,7 @@ static QuerySet make_query_set(const AttentionShape& shape, const AttendArgs& ar
   QuerySet set;
   set.heads = shape.heads / shape.kv_heads;
   set.vectors = args.rows * set.heads;
+  set.room = set.vectors <= kMatrixRows ? set.vectors : (set.vectors + kMatrixRows - 1) / kMatrixRows * kMatrixRows;
   set.dim = shape.dim;
   set.even_dim = (shape.dim + 1) / 2 * 2;
   set.padded_dim = (shape.dim + kLanes - 1) / kLanes * kLanes;
@@ -76,10 +78,10 @@ static QuerySet make_query_set(const AttentionShape& shape, const AttendArgs& ar
     for (int64_t head = 0; head < set.heads; ++head) set.spans[v++] = visible(args, shape, row);
   float* next = args.scratch + set.vectors * 4;
   const auto take = [&](int64_t floats) { float* p = next; next += floats; return p; };
-  set.scores = take(kQueryTile * kScoreTokens);
-  set.sums = take(set.vectors * set.padded_dim);
-  set.joined_sums = take(set.vectors * set.padded_dim);
-  set.queries = take(set.vectors * larger(set.even_dim, set.padded_dim / 2));
+  set.scores = take(kMaxQueryTile * kScoreTokens);
+  set.sums = take(set.room * set.padded_dim);
+  set.joined_sums = take(set.room * set.padded_dim);
+  set.queries = take(set.room * larger(set.even_dim, set.padded_dim / 2));
   set.maxima = take(set.vectors);
   set.weights = take(set.vectors);
   set.joined_maxima = take(set.vectors);
@@ -488,6 +490,23 @@ OCTAVO_INLINE void add_values(const KVLayer& kv, const Unit* units, int count, c
     for (int n = 0; n < N; ++n) store(sums + m * padded + d + n * kLanes, sum[m][n]);
 }
 
+// The units of a chunk that any of some query vectors sees.
+struct Seen {
+  const Unit* units;
+  int count;
+};
+OCTAVO_INLINE Seen seen_by(const Span* spans, int64_t vectors, int64_t last_token, const Chunk& chunk) {
+  int64_t first_seen = last_token, last_seen = 0;
+  for (int64_t v = 0; v < vectors; ++v) {
+    first_seen = smaller(first_seen, spans[v].first);
+    last_seen = larger(last_seen, spans[v].last);
+  }
+  int first = 0, last = chunk.count;
+  while (last > 0 && chunk.units[last - 1].token >= last_seen) --last;
+  while (first < last && chunk.units[first].token + chunk.units[first].count <= first_seen) ++first;
+  return {chunk.units + first, last - first};
+}
+
 // Attention of M query vectors, from number `first` on, to a chunk; `next` is what keys are read of
 // after it.
 template <KVType type, int M>
@@ -496,18 +515,7 @@ static __attribute__((noinline)) void attend_tile(const KVLayer& kv, const Atten
                                                   int64_t first, const Chunk& chunk,
                                                   const Chunk& next) {
   const Span* spans = set.spans + first;
-  int64_t first_seen = args.last_token, last_seen = 0;
-  for (int m = 0; m < M; ++m) {
-    first_seen = smaller(first_seen, spans[m].first);
-    last_seen = larger(last_seen, spans[m].last);
-  }
-  const Unit* units = chunk.units;
-  int count = chunk.count;
-  while (count > 0 && units[count - 1].token >= last_seen) --count;
-  int skipped = 0;
-  while (skipped < count && units[skipped].token + units[skipped].count <= first_seen) ++skipped;
-  units += skipped;
-  count -= skipped;
+  const auto [units, count] = seen_by(spans, M, args.last_token, chunk);
   if (count == 0) return;
   float factors[M];
   if constexpr (kPaired<type>) {
@@ -541,6 +549,25 @@ OCTAVO_INLINE void attend_tile_of(int64_t vectors, const KVLayer& kv, const Atte
   else if constexpr (M > 1)
     attend_tile_of<type, M - 1>(vectors, kv, shape, args, set, first, chunk, next);
 }
+
+// How all query vectors attend to a chunk: by tiles of vectors,
+template <KVType type>
+struct VectorTiles {
+  VectorTiles(const AttentionShape&, const QuerySet&) {}
+
+  OCTAVO_MEMBER void attend(const KVLayer& kv, const AttentionShape& shape, const AttendArgs& args,
+                            const QuerySet& set, const Chunk& chunk, const Chunk& next) const {
+    for (int64_t first = 0; first < set.vectors; first += kQueryTile) {
+      const int64_t left = set.vectors - first;
+      attend_tile_of<type, kQueryTile>(smaller(kQueryTile, left), kv, shape, args, set, first, chunk,
+                                       left > kQueryTile ? chunk : next);
+    }
+  }
+};
+
+#if defined(OCTAVO_MATRIX)
+#include "kernels/matrix_attention.h"
+#endif
 
 // Adds the state of later tokens to a state. A state that has seen nothing changes nothing.
 static __attribute__((noinline)) void join_state(float* sums, float* maximum, float* weight,
@@ -585,9 +612,10 @@ static void join_segment(QuerySet& set, int64_t segment) {
                set.sums + v * set.padded_dim, set.maxima[v], set.weights[v], set.dim);
 }
 
-template <KVType type>
+template <KVType type, typename Tiles>
 static void attend_with(const KVLayer& kv, const AttentionShape& shape, const AttendArgs& args) {
   QuerySet set = make_query_set<type>(shape, args);
+  const Tiles tiles(shape, set);
   Chunk chunks[2];
   int current = 0;
   int64_t listed = list_units<type>(kv, args.block_table, args.kv_head, args.first_token,
@@ -611,11 +639,7 @@ static void attend_with(const KVLayer& kv, const AttentionShape& shape, const At
                          after->last_token, next);
       else
         next = chunk;
-      for (int64_t first = 0; first < set.vectors; first += kQueryTile) {
-        const int64_t left = set.vectors - first;
-        attend_tile_of<type, kQueryTile>(smaller(kQueryTile, left), kv, shape, args, set, first,
-                                         chunk, left > kQueryTile ? chunk : next);
-      }
+      tiles.attend(kv, shape, args, set, chunk, next);
     }
     if constexpr (kPaired<type>)
       for (int64_t v = 0; v < set.vectors; ++v)
@@ -632,11 +656,24 @@ static void attend_with(const KVLayer& kv, const AttentionShape& shape, const At
                       v % set.heads * set.dim);
 }
 
+template <KVType type>
+static void attend_by_vectors(const KVLayer& kv, const AttentionShape& shape, const AttendArgs& args) {
+  attend_with<type, VectorTiles<type>>(kv, shape, args);
+}
+
+static void attend_to_bfloats(const KVLayer& kv, const AttentionShape& shape, const AttendArgs& args) {
+#if defined(OCTAVO_MATRIX)
+  if (fits_matrices(kv))
+    return attend_with<KVType::kBF16, MatrixTiles>(kv, shape, args);
+#endif
+  attend_by_vectors<KVType::kBF16>(kv, shape, args);
+}
+
 static void attend(const KVLayer& kv, const AttentionShape& shape, const AttendArgs& args) {
   switch (kv.type) {
-    case KVType::kF32: return attend_with<KVType::kF32>(kv, shape, args);
-    case KVType::kBF16: return attend_with<KVType::kBF16>(kv, shape, args);
-    case KVType::kI8: return attend_with<KVType::kI8>(kv, shape, args);
+    case KVType::kF32: return attend_by_vectors<KVType::kF32>(kv, shape, args);
+    case KVType::kBF16: return attend_to_bfloats(kv, shape, args);
+    case KVType::kI8: return attend_by_vectors<KVType::kI8>(kv, shape, args);
   }
 }
 

@@ -141,7 +141,7 @@ static void gemm_of(const PackedWeight& weight, const GemmArgs& args) {
   }
 }
 
-static void gemm(const PackedWeight& weight, const GemmArgs& args) {
+static void gemm_by_vectors(const PackedWeight& weight, const GemmArgs& args) {
   switch (weight.format) {
     case Format::kF32: return gemm_of<Format::kF32, false, kFloatRows>(weight, args);
     case Format::kBF16: return gemm_of<Format::kBF16, false, kFloatRows>(weight, args);

@@ -1,10 +1,19 @@
 // The kernels of one instruction set, put together. Included inside its namespace.
 
 #include "simd/vec.h"
+#if defined(OCTAVO_MATRIX)
+#include "simd/matrix.h"
+#endif
 #include "kernels/rows.h"
 #include "kernels/tiles.h"
 #include "kernels/activations.h"
 #include "kernels/gemm.h"
+#if defined(OCTAVO_MATRIX)
+#include "kernels/matrix_gemm.h"
+#else
+constexpr int64_t kMatrixFrom = 0;
+static void gemm(const PackedWeight& weight, const GemmArgs& args) { gemm_by_vectors(weight, args); }
+#endif
 #include "kernels/quantise4.h"
 #include "kernels/pack.h"
 #include "kernels/rope.h"
@@ -14,7 +23,7 @@
 
 const KernelTable& table() {
   static constexpr KernelTable kTable = {
-      OCTAVO_ISA_NAME, kLanes, kBfloatProducts, panel_bytes, pack, unpack_row, quantise, rms_norm, add, gated,
+      OCTAVO_ISA_NAME, kLanes, kBfloatProducts, kMatrixFrom, panel_bytes, pack, unpack_row, quantise, rms_norm, add, gated,
       join_states, gemm, rope_and_store, attend,
       scan_logits, weigh_blocks, weigh_tokens, collect_tokens, count_ahead,
       kByteProduct, spin_bytes, kBfloatProduct, spin_float, spin_bfloats, read_stream,
