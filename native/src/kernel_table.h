@@ -76,8 +76,10 @@ struct GemmArgs {
   uint8_t* scratch;     // gemm_scratch(...) bytes, owned by the calling thread
 };
 
-// Rows that matrix registers take at once: as many may be read past the last row of activations.
+// Rows of a matrix register, and rows that products by them take at once: up to so many may be read past
+// the last row of activations.
 constexpr int64_t kMatrixRows = 16;
+constexpr int64_t kPairRows = 2 * kMatrixRows;
 constexpr int64_t kMatrixScratch = 64 << 10;
 
 // Bytes of scratch that `gemm` needs: for a panel of nibbles, a byte each, or for matrix registers.

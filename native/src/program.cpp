@@ -127,7 +127,7 @@ void Program::reserve_rows(int64_t tokens, int64_t logits) {
     const size_t bytes = rows * buffer.features * sizeof(float);
     if (buffer.data.size() < bytes) buffer.data = Memory(bytes);
   }
-  prepared_ = Memory((std::max(token_capacity_, logits_capacity_) + kMatrixRows) * max_prepared_);
+  prepared_ = Memory((std::max(token_capacity_, logits_capacity_) + kPairRows) * max_prepared_);
   angles_.clear();
   for (const Rope& rope : ropes_)
     angles_.emplace_back(token_capacity_ * 2 * rope.inv_freq.size() * sizeof(float));
@@ -164,7 +164,7 @@ void Program::plan_step(const Batch& batch) {
 
 void Program::reserve(const Batch& batch) {
   reserve_rows(batch.tokens, batch.logits);
-  const int64_t rows = std::max(block_rows(), kPrepareAlone) + kMatrixRows;
+  const int64_t rows = std::max(block_rows(), kPrepareAlone) + kPairRows;
   for (Scratch& scratch : scratch_) {
     scratch.normed.resize(max_inputs_);
     if (scratch.prepared.size() < static_cast<size_t>(rows * max_prepared_))

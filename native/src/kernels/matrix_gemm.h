@@ -2,21 +2,27 @@
 // float32, as bfloat16.
 //
 // A panel's weights lie as [inputs / 2][outputs] pairs: bfloat16 ones do, others are widened to it, a
-// chunk of inputs at a time, which the first-level cache holds while all rows meet it. Meanwhile the
-// next chunk is widened: registers of matrices and of vectors work side by side if their instructions
-// alternate. Sums of rows stay in matrix registers where there are no more than kPairRows rows, else
-// they wait in the scratch from chunk to chunk. A row's sum runs in the same order in any company.
+// chunk of inputs at a time, which the first-level cache holds while all rows meet it, kPairRows at a
+// time. Sums of rows stay in matrix registers if there are no more rows, else they wait in the scratch
+// from chunk to chunk. A row's sum runs in the same order in any company.
+//
+// Products of matrices and vectors of floats share a port (on Sapphire Rapids and its successors), so
+// nothing is gained by mixing them; but matrices are stored and loaded for nothing where products of
+// others come between.
 
-constexpr int64_t kPairRows = 2 * kMatrixRows;
-constexpr int64_t kMostGroups = 8;          // of a chunk
+constexpr int64_t kMostGroups = 9;          // of a chunk
 constexpr int64_t kPanelRow = kPanel * 4;   // bytes of a pair of inputs, or of sums
 constexpr int64_t kWideGroup = kGroup / 2 * kPanelRow;
 constexpr int64_t kMostWideRows = 256;      // whose sums a scratch holds
+constexpr int64_t kRowsThatPass = 128;      // see Left
 
 OCTAVO_INLINE int64_t whole(int64_t count, int64_t of) { return (count + of - 1) / of; }
 
 constexpr int64_t kChunkBytes = kMostGroups * kWideGroup;
-static_assert(2 * kChunkBytes + kMostWideRows * kPanelRow <= kMatrixScratch);
+
+// A thread's scratch: a chunk, the sums of all rows, and a place for sums of nothing.
+constexpr int64_t kSumsAt = kChunkBytes, kNothingAt = kSumsAt + kMostWideRows * kPanelRow;
+static_assert(kNothingAt + kPairRows * kPanelRow <= kMatrixScratch);
 
 // Groups of a chunk: all chunks of a panel are equal, but for the last one.
 OCTAVO_INLINE int64_t chunk_groups(const PackedWeight& weight) {
@@ -43,136 +49,96 @@ OCTAVO_INLINE U cut_pairs(F first, F second) {
 }
 constexpr float kToRound = 1.0f + 0.6931472f / 256;
 
-// Widens panels chunk by chunk, half a group (16 outputs) at a time, so that it can be done in passing.
+// Widens half a group, for 16 outputs: `values` and `scales` are the first of these, `out` gets a pair of
+// inputs every kPanelRow bytes.
 template <Format format>
-class Widener {
- public:
-  OCTAVO_MEMBER Widener(const PackedWeight& weight, int64_t panel, int64_t last_panel, uint8_t* buffers)
-      : weight_(weight), chunk_(chunk_groups(weight)), panel_(panel), last_panel_(last_panel),
-        buffers_(buffers) {}
-
-  // Some halves of the next chunk, if that many are left.
-  OCTAVO_MEMBER void advance(int64_t halves) {
-    const int64_t count = panel_ < last_panel_ ? smaller(chunk_, weight_.groups - first_) : 0;
-    for (; halves > 0 && half_ < 2 * count; --halves, ++half_) widen_half();
-  }
-  // All that is left of it; returns where it lies, until the chunk after the next is begun.
-  OCTAVO_MEMBER const uint8_t* finish() {
-    advance(2 * kMostGroups);
-    half_ = 0;
-    if ((first_ += chunk_) >= weight_.groups) first_ = 0, ++panel_;
-    const uint8_t* finished = buffers_ + is_odd_ * kChunkBytes;
-    is_odd_ ^= 1;
-    return finished;
-  }
-
- private:
-  OCTAVO_MEMBER void widen_half() {
-    const int64_t group = half_ / 2, v = half_ % 2;
-    const uint8_t* values = weight_.data + panel_ * weight_.panel_bytes +
-                            (first_ + group) * group_bytes(format);
-    const auto* scales = reinterpret_cast<const uint16_t*>(values + values_bytes(format)) + v * kLanes;
-    const F scale = load_half(scales) * kToRound;
-    uint8_t* out = buffers_ + is_odd_ * kChunkBytes + group * kWideGroup + v * kMatrixBytes;
-    values += v * kMatrixBytes;
-    if constexpr (format == Format::kI8Group) {
-      const F offset = scale * -(256.0f + kByteOffset);
-      for (int quad = 0; quad < 8; ++quad, values += kPanelRow, out += 2 * kPanelRow) {
-        const U word = load_u32(values);
-        const auto value = [&](U turned) { return as_mantissa<15, 8>(turned) * scale + offset; };
-        put(out, value(turned<15>(word)), value(turned<7>(word)));
-        put(out + kPanelRow, value(turned<31>(word)), value(turned<23>(word)));
-      }
-    } else {
-      F minimum = scale * -8.0f;
-      if constexpr (format == Format::kU4GroupMin) minimum = load_half(scales + kPanel) * kToRound;
-      const F offset[3] = {minimum - scale * 4096.0f, minimum - scale * 256.0f, minimum - scale * 16.0f};
-      const auto low = [&](U x) { return as_mantissa<11, 4>(x) * scale + offset[0]; };
-      const auto middle = [&](U x) { return as_mantissa<15, 4>(x) * scale + offset[1]; };
-      const auto high = [&](U x) { return as_mantissa<19, 4>(x) * scale + offset[2]; };
-      for (int quad = 0; quad < 4; ++quad, values += kPanelRow, out += 2 * kPanelRow) {
-        const U word = load_u32(values);
-        const U first = turned<11>(word), second = turned<31>(word), third = turned<23>(word);
-        put(out, low(first), high(first));
-        put(out + kPanelRow, middle(second), middle(third));
-        uint8_t* later = out + 8 * kPanelRow;
-        put(later, middle(first), low(second));
-        put(later + kPanelRow, low(third), high(third));
-      }
+OCTAVO_INLINE void widen_half(const uint8_t* values, const uint16_t* scales, uint8_t* out) {
+  const auto turned = [](auto bits, U x) { return x << bits.value | x >> (32 - bits.value); };
+  const auto put = [](uint8_t* to, F first, F second) {
+    store_bytes(to, reinterpret_cast<B>(cut_pairs(first, second)));
+  };
+  const F scale = load_half(scales) * kToRound;
+  if constexpr (format == Format::kI8Group) {
+    const F offset = scale * -(256.0f + kByteOffset);
+    const auto value = [&](U word) { return as_mantissa<15, 8>(word) * scale + offset; };
+    for (int quad = 0; quad < 8; ++quad, values += kPanelRow, out += 2 * kPanelRow) {
+      const U word = load_u32(values);
+      put(out, value(turned(Index<15>(), word)), value(turned(Index<7>(), word)));
+      put(out + kPanelRow, value(turned(Index<31>(), word)), value(turned(Index<23>(), word)));
+    }
+  } else {
+    F minimum = scale * -8.0f;
+    if constexpr (format == Format::kU4GroupMin) minimum = load_half(scales + kPanel) * kToRound;
+    const F offset[3] = {minimum - scale * 4096.0f, minimum - scale * 256.0f, minimum - scale * 16.0f};
+    const auto low = [&](U word) { return as_mantissa<11, 4>(word) * scale + offset[0]; };
+    const auto middle = [&](U word) { return as_mantissa<15, 4>(word) * scale + offset[1]; };
+    const auto high = [&](U word) { return as_mantissa<19, 4>(word) * scale + offset[2]; };
+    for (int quad = 0; quad < 4; ++quad, values += kPanelRow, out += 2 * kPanelRow) {
+      const U word = load_u32(values);
+      const U first = turned(Index<11>(), word), second = turned(Index<31>(), word);
+      const U third = turned(Index<23>(), word);
+      put(out, low(first), high(first));
+      put(out + kPanelRow, middle(second), middle(third));
+      uint8_t* later = out + 8 * kPanelRow;  // the high nibbles are 16 inputs further
+      put(later, middle(first), low(second));
+      put(later + kPanelRow, low(third), high(third));
     }
   }
+}
 
-  template <int bits>
-  OCTAVO_MEMBER static U turned(U x) { return x << bits | x >> (32 - bits); }
-  OCTAVO_MEMBER static void put(uint8_t* to, F first, F second) {
-    store_bytes(to, reinterpret_cast<B>(cut_pairs(first, second)));
+// Groups [first, first + count) of a panel as pairs of bfloat16.
+template <Format format>
+OCTAVO_INLINE const uint8_t* widened(const uint8_t* panel, int64_t first, int64_t count, uint8_t* buffer) {
+  if constexpr (format == Format::kBF16) return panel + first * kWideGroup;
+  for (int64_t g = 0; g < count; ++g) {
+    const uint8_t* group = panel + (first + g) * group_bytes(format);
+    const auto* scales = reinterpret_cast<const uint16_t*>(group + values_bytes(format));
+    for (int v = 0; v < 2; ++v)
+      widen_half<format>(group + v * kMatrixBytes, scales + v * kLanes,
+                         buffer + g * kWideGroup + v * kMatrixBytes);
   }
-
-  const PackedWeight& weight_;
-  int64_t chunk_;        // groups
-  int64_t panel_, last_panel_;
-  uint8_t* buffers_;     // for the chunk that is read and the one that is made
-  int64_t first_ = 0;    // group that the chunk in the making starts with
-  int64_t half_ = 0;     // of it, the next to widen
-  int64_t is_odd_ = 0;   // the buffer that it is made in
-};
-
-// What is packed as bfloat16 needs no widening.
-template <>
-class Widener<Format::kBF16> {
- public:
-  OCTAVO_MEMBER Widener(const PackedWeight& weight, int64_t panel, int64_t, uint8_t*)
-      : weight_(weight), chunk_(chunk_groups(weight)), panel_(panel) {}
-  OCTAVO_MEMBER void advance(int64_t) {}
-  OCTAVO_MEMBER const uint8_t* finish() {
-    const uint8_t* finished = weight_.data + panel_ * weight_.panel_bytes + first_ * kWideGroup;
-    if ((first_ += chunk_) * kGroup >= weight_.inputs) first_ = 0, ++panel_;
-    return finished;
-  }
-
- private:
-  const PackedWeight& weight_;
-  int64_t chunk_, panel_;
-  int64_t first_ = 0;
-};
+  return buffer;
+}
 
 // ---- products
 
-template <bool pair>
-OCTAVO_INLINE void clear_sums() {
-  clear_matrix<0>();
-  clear_matrix<1>();
-  if constexpr (pair) clear_matrix<2>(), clear_matrix<3>();
-}
-template <bool pair>
-OCTAVO_INLINE void load_sums(const uint8_t* from) {
-  load_matrix<0>(from, kPanelRow);
-  load_matrix<1>(from + kMatrixBytes, kPanelRow);
-  if constexpr (!pair) return;
-  load_matrix<2>(from + kMatrixRows * kPanelRow, kPanelRow);
-  load_matrix<3>(from + kMatrixRows * kPanelRow + kMatrixBytes, kPanelRow);
-}
-template <bool pair>
-OCTAVO_INLINE void store_sums(uint8_t* to) {
-  store_matrix<0>(to, kPanelRow);
-  store_matrix<1>(to + kMatrixBytes, kPanelRow);
-  if constexpr (!pair) return;
-  store_matrix<2>(to + kMatrixRows * kPanelRow, kPanelRow);
-  store_matrix<3>(to + kMatrixRows * kPanelRow + kMatrixBytes, kPanelRow);
+// Calls body(register, offset of its sums) for those of 16 or 32 rows and a panel.
+template <bool pair, typename Body>
+OCTAVO_INLINE void over_sums(Body body) {
+  repeat<pair ? 4 : 2>(OCTAVO_BODY(c) {
+    body(c, (c.value / 2 * kMatrixRows * kPanelRow) + c.value % 2 * kMatrixBytes);
+  });
 }
 
-// Adds the products of 16 or 32 rows with the weights of a group, [16][kPanel] pairs, to the sums.
-template <bool pair>
-OCTAVO_INLINE void multiply_group(const uint8_t* x, int64_t stride, const uint8_t* weights) {
+// Rows of activations for the products of many, [first, first + 32) of them. Where there are so many that
+// they pass through the first-level cache, they had better not stay there: they came from the second.
+struct Left {
+  const uint8_t* x;
+  int64_t stride;
+  bool passes;
+
+  template <int to>
+  OCTAVO_MEMBER void load(int64_t row) const {
+    if (passes)
+      stream_matrix<to>(x + row * stride, stride);
+    else
+      load_matrix<to>(x + row * stride, stride);
+  }
+};
+
+// Adds the products of 16 or 32 rows with the weights of a group, [16][kPanel] pairs, to the sums. Calls
+// before(register, offset) before each register of sums is used.
+template <bool pair, typename Before>
+OCTAVO_INLINE void multiply_group(const Left& left, const uint8_t* weights, Before before) {
   load_matrix<6>(weights, kPanelRow);
-  load_matrix<4>(x, stride);
-  multiply_matrices<0, 4, 6>();
-  load_matrix<7>(weights + kMatrixBytes, kPanelRow);
-  multiply_matrices<1, 4, 7>();
-  if constexpr (!pair) return;
-  load_matrix<5>(x + kMatrixRows * stride, stride);
-  multiply_matrices<2, 5, 6>();
-  multiply_matrices<3, 5, 7>();
+  left.load<4>(0);
+  over_sums<pair>([&](auto c, int64_t offset) __attribute__((always_inline)) {
+    constexpr int kSum = decltype(c)::value;
+    before(c, offset);
+    multiply_matrices<kSum, 4 + kSum / 2, 6 + kSum % 2>();
+    if constexpr (kSum == 0) load_matrix<7>(weights + kMatrixBytes, kPanelRow);
+    if constexpr (kSum == 1 && pair) left.load<5>(kMatrixRows);
+  });
 }
 
 // Calls body(first row, Index<M>()) for M rows at once, for the last ones one by one.
@@ -197,45 +163,46 @@ static void finish_rows(const PackedWeight& weight, const GemmArgs& args, int64_
   });
 }
 
-// Rows [row, row + num_rows), no more than kMostWideRows, times all panels.
-template <Format format>
+// Rows [row, row + num_rows), no more than kMostWideRows, times all panels; `pair` if more than 16.
+template <Format format, bool pair>
 static void multiply_rows(const PackedWeight& weight, const GemmArgs& args, int64_t row, int64_t num_rows) {
-  uint8_t* sums = args.scratch + 2 * kChunkBytes;
   const int64_t groups = whole(weight.inputs, kGroup), chunk = chunk_groups(weight);
-  const int64_t pairs = whole(num_rows, kPairRows);
+  const int64_t pairs = whole(num_rows, kPairRows), stride = args.x_stride;
   const int64_t lines = whole(weight.panel_bytes / 64, pairs * groups);
-  const int64_t halves = whole(2, pairs);  // to widen with each group that a pair of registers meets
-  const uint8_t* x = args.x + row * args.x_stride;
-  Widener<format> widener(weight, args.first_panel, args.last_panel, args.scratch);
-  const uint8_t* weights = widener.finish();
+  const uint8_t* x = args.x + row * stride;
+  uint8_t* sums = args.scratch + kSumsAt;
   for (int64_t panel = args.first_panel; panel < args.last_panel; ++panel) {
-    const uint8_t* ahead = weight.data + (panel + 1) * weight.panel_bytes;
+    const uint8_t* data = weight.data + panel * weight.panel_bytes;
+    const uint8_t* ahead = data + weight.panel_bytes;
+    uint8_t* to_store = args.scratch + kNothingAt;  // where the sums go that the registers hold
+    const auto put_away = [&](auto c, int64_t offset) __attribute__((always_inline)) {
+      store_matrix<decltype(c)::value>(to_store + offset, kPanelRow);
+    };
     for (int64_t first = 0; first < groups; first += chunk) {
       const int64_t count = smaller(chunk, groups - first);
-      const bool is_last = first + chunk >= groups;
+      const uint8_t* weights = widened<format>(data, first, count, args.scratch);
       for (int64_t p = 0; p < pairs; ++p) {
-        const uint8_t* left = x + p * kPairRows * args.x_stride + first * kGroup * 2;
+        Left left{x + p * kPairRows * stride + first * kGroup * 2, stride, num_rows >= kRowsThatPass};
         uint8_t* at = sums + p * kPairRows * kPanelRow;
-        const auto add = [&](auto pair) __attribute__((always_inline)) {
-          constexpr bool kPair = decltype(pair)::value;
-          if (first == 0)
-            clear_sums<kPair>();
-          else if (pairs > 1)
-            load_sums<kPair>(at);
-          for (int64_t g = 0; g < count; ++g) {
-            ahead = prefetch(ahead, lines);
-            multiply_group<kPair>(left + g * kGroup * 2, args.x_stride, weights + g * kWideGroup);
-            widener.advance(halves);
+        for (int64_t g = 0; g < count; ++g, left.x += kGroup * 2) {
+          ahead = prefetch(ahead, lines);
+          const uint8_t* right = weights + g * kWideGroup;
+          if (g > 0 || (pairs == 1 && first > 0)) {
+            multiply_group<pair>(left, right, [](auto, int64_t) {});
+            continue;
           }
-          if (pairs > 1 || is_last) store_sums<kPair>(at);
-        };
-        if (num_rows - p * kPairRows > kMatrixRows)
-          add(Index<1>());
-        else
-          add(Index<0>());
+          multiply_group<pair>(left, right, [&](auto c, int64_t offset) __attribute__((always_inline)) {
+            put_away(c, offset);
+            if (first == 0)
+              clear_matrix<decltype(c)::value>();
+            else
+              load_matrix<decltype(c)::value>(at + offset, kPanelRow);
+          });
+          to_store = at;
+        }
       }
-      weights = widener.finish();
     }
+    over_sums<pair>(put_away);
     finish_rows(weight, args, panel, row, num_rows, reinterpret_cast<const float*>(sums));
   }
 }
@@ -247,7 +214,10 @@ static void multiply_matrix(const PackedWeight& weight, const GemmArgs& args) {
   const int64_t blocks = whole(args.rows, kMostWideRows);
   for (int64_t i = 0; i < blocks; ++i) {
     const int64_t begin = args.rows * i / blocks, end = args.rows * (i + 1) / blocks;
-    multiply_rows<format>(weight, args, begin, end - begin);
+    if (args.rows > kMatrixRows)
+      multiply_rows<format, true>(weight, args, begin, end - begin);
+    else
+      multiply_rows<format, false>(weight, args, begin, end - begin);
   }
 }
 

@@ -3,8 +3,8 @@
 // `rough` is for what is rounded to 8 bits or bfloat16 next.
 OCTAVO_INLINE F gate_of(F x, Gate gate, bool rough = false) {
   if (gate == Gate::kSilu) {
-    const F power = rough ? rough_power_of_2(smaller(splat(126.0f), x * -kLog2E)) : exp_of(-x);
-    return x * reciprocal(1.0f + power);
+    if (rough) return x * rough_reciprocal(1.0f + rough_power_of_2(smaller(splat(126.0f), x * -kLog2E)));
+    return x * reciprocal(1.0f + exp_of(-x));
   }
   // tanh is 1 in float32 beyond 16, and a cube of the clipped value cannot overflow.
   const F near = smaller(splat(16.0f), larger(splat(-16.0f), x));

@@ -13,7 +13,8 @@ OCTAVO_INLINE F load_half(const uint16_t* from) { return load_half_by_shifts(fro
 OCTAVO_INLINE F larger(F a, F b) { return choose(a > b, a, b); }
 OCTAVO_INLINE F smaller(F a, F b) { return choose(a < b, a, b); }
 // An estimate of 14 bits, infinite for 0, and the Newton step that follows it.
+OCTAVO_INLINE F rough_reciprocal(F x) { return as_float(as_int(1.0f / x) & ~0x3ff); }
 OCTAVO_INLINE F reciprocal(F x) {
-  const F estimate = as_float(as_int(1.0f / x) & ~0x3ff);
+  const F estimate = rough_reciprocal(x);
   return estimate * (2.0f - x * estimate);
 }

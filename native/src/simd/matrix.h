@@ -41,6 +41,11 @@ template <int to>
 OCTAVO_INLINE void load_matrix(const void* from, int64_t stride) {
   __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(to) : "memory");
 }
+// What will not be read again soon: other lines stay in the first-level cache.
+template <int to>
+OCTAVO_INLINE void stream_matrix(const void* from, int64_t stride) {
+  __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(to) : "memory");
+}
 template <int from>
 OCTAVO_INLINE void store_matrix(void* to, int64_t stride) {
   __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(from) : "memory");

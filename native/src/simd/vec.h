@@ -139,9 +139,11 @@ OCTAVO_INLINE F load_half(const uint16_t* from) {
 }
 OCTAVO_INLINE F larger(F a, F b) { return _mm512_max_ps(a, b); }
 OCTAVO_INLINE F smaller(F a, F b) { return _mm512_min_ps(a, b); }
-// An estimate of 14 bits and a Newton step: a division would hold the port for 16 cycles.
+// An estimate of 14 bits and, if that is too rough, a Newton step: a division would hold the port for 16
+// cycles.
+OCTAVO_INLINE F rough_reciprocal(F x) { return _mm512_rcp14_ps(x); }
 OCTAVO_INLINE F reciprocal(F x) {
-  const F estimate = _mm512_rcp14_ps(x);
+  const F estimate = rough_reciprocal(x);
   return estimate * (2.0f - x * estimate);
 }
 OCTAVO_INLINE F scale_by_power(F p, F turns) { return _mm512_scalef_ps(p, turns); }
@@ -250,6 +252,7 @@ OCTAVO_INLINE F reciprocal(F x) { return 1.0f / x; }
 
 #if OCTAVO_BYTES != 64
 constexpr bool kAddsExponents = false;
+OCTAVO_INLINE F rough_reciprocal(F x) { return reciprocal(x); }
 #endif
 
 #if !defined(__AVX2__) || defined(__AVXVNNI__) || OCTAVO_BYTES == 64
