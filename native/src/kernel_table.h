@@ -62,8 +62,8 @@ constexpr bool has_nibbles(Format format) {
 enum class Gate : int { kNone = 0, kSilu = 1, kGeluTanh = 2 };
 
 struct GemmArgs {
-  const uint8_t* x;     // first row, prepared for the weight's format or, if `is_bfloat`, as bfloat16
-  int64_t x_stride;     // bytes
+  const uint8_t* x;     // rows, prepared for the weight's format or, if `is_bfloat`, as bfloat16
+  int64_t x_stride;     // bytes, unless matrix registers take them
   int64_t rows;
   bool is_bfloat;
   int64_t first_panel;
@@ -76,8 +76,7 @@ struct GemmArgs {
   uint8_t* scratch;     // gemm_scratch(...) bytes, owned by the calling thread
 };
 
-// Rows of a matrix register, and rows that products by them take at once: up to so many may be read past
-// the last row of activations.
+// Rows of a matrix register, and rows that products by them take at once, also where fewer are left.
 constexpr int64_t kMatrixRows = 16;
 constexpr int64_t kPairRows = 2 * kMatrixRows;
 constexpr int64_t kMatrixScratch = 64 << 10;
@@ -185,7 +184,7 @@ struct KernelTable {
   void (*unpack_row)(const PackedWeight& weight, int64_t row, float scale, float* out);
 
   // Rows.
-  void (*quantise)(Format format, const float* x, int64_t inputs, uint8_t* out);
+  void (*quantise)(Format format, const float* x, int64_t inputs, uint8_t* rows, int64_t row);
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t size, float* out);
   void (*add)(const float* x, const float* y, int64_t size, float* out);
   void (*gated)(const float* gate_up, Gate gate, int64_t size, float* out);
@@ -243,7 +242,8 @@ struct ActivationGroup {
 };
 
 // Bytes of one row of activations as `quantise` prepares it, padded to whole groups.
-//   kBF16: bfloat16 values
+//   kBF16: bfloat16 values; where there are matrix registers, kPairRows rows together, group by group:
+//   [rows / kPairRows][groups][kPairRows][kGroup]
 //   quantised formats: int8 values, an ActivationGroup for each group, and a float: 0, or NaN where
 //   the row holds what int8 cannot stand for
 inline int64_t quantised_row_bytes(Format format, int64_t inputs) {

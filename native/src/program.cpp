@@ -246,7 +246,7 @@ void Program::run_blocks(const Segment& segment, Counter& counter, int thread) {
         on_rows(op, begin, end, thread);
         continue;
       }
-      const uint8_t* x = prepare(op, begin, end, scratch_[thread].prepared.data(), thread);
+      const uint8_t* x = prepare(op, begin, end, scratch_[thread].prepared.data(), 0, thread);
       gemm(op, x, begin, end, 0, op.weight->packed().panels, thread);
     }
   }
@@ -264,11 +264,10 @@ void Program::linear_by_columns(const Op& op, int thread) {
   const int threads = pool_.threads();
   const uint8_t* x;
   if (rows <= kPrepareAlone || is_in_place(op)) {
-    x = prepare(op, 0, rows, scratch_[thread].prepared.data(), thread);
+    x = prepare(op, 0, rows, scratch_[thread].prepared.data(), 0, thread);
   } else {
     const int64_t begin = share(rows, thread, threads), end = share(rows, thread + 1, threads);
-    prepare(op, begin, end, prepared_.data() + begin * prepared_stride(op, rounded_to(op)), thread);
-    x = prepared_.data();
+    x = prepare(op, begin, end, prepared_.data(), begin, thread);
     pool_.barrier().wait();
   }
   const int64_t panels = op.weight->packed().panels;
@@ -276,26 +275,28 @@ void Program::linear_by_columns(const Op& op, int thread) {
        thread);
 }
 
-// Norms and quantises rows [begin, end) of the input as the weight's format wants it; returns where
-// row `begin` lies.
-const uint8_t* Program::prepare(const Op& op, int64_t begin, int64_t end, uint8_t* to,
+// Norms and quantises rows [begin, end) of the input as the weight's format wants it, to be rows number
+// `place` and so on of `rows`; returns where all rows lie.
+const uint8_t* Program::prepare(const Op& op, int64_t begin, int64_t end, uint8_t* rows, int64_t place,
                                 int thread) {
   if (is_in_place(op)) return reinterpret_cast<const uint8_t*>(row(op.in, begin));
   const PackedWeight& weight = op.weight->packed();
   const Format format = rounded_to(op);
-  const bool rounded = format != Format::kF32;
-  const int64_t stride = prepared_stride(op, format);
-  for (int64_t r = begin; r < end; ++r) {
-    uint8_t* out = to + (r - begin) * stride;
+  for (int64_t r = begin; r < end; ++r, ++place) {
     const float* x = row(op.in, r);
+    if (format == Format::kF32) {
+      uint8_t* out = rows + place * prepared_stride(op, format);
+      kernels_.rms_norm(x, op.norm, op.eps, weight.inputs, reinterpret_cast<float*>(out));
+      continue;
+    }
     if (op.norm) {
-      float* normed = rounded ? scratch_[thread].normed.data() : reinterpret_cast<float*>(out);
+      float* normed = scratch_[thread].normed.data();
       kernels_.rms_norm(x, op.norm, op.eps, weight.inputs, normed);
       x = normed;
     }
-    if (rounded) kernels_.quantise(format, x, weight.inputs, out);
+    kernels_.quantise(format, x, weight.inputs, rows, place);
   }
-  return to;
+  return rows;
 }
 
 void Program::gemm(const Op& op, const uint8_t* x, int64_t begin, int64_t end, int64_t first_panel,

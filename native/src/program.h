@@ -100,7 +100,8 @@ class Program {
   void join_states(const Op& op, const AttentionPlan& plan, const Join& join, int thread);
 
   void on_rows(const Op& op, int64_t begin, int64_t end, int thread);
-  const uint8_t* prepare(const Op& op, int64_t begin, int64_t end, uint8_t* to, int thread);
+  const uint8_t* prepare(const Op& op, int64_t begin, int64_t end, uint8_t* rows, int64_t place,
+                         int thread);
   void gemm(const Op& op, const uint8_t* x, int64_t begin, int64_t end, int64_t first_panel,
             int64_t last_panel, int thread);
 

@@ -126,13 +126,19 @@ static void round_to_bytes(Format format, const float* x, int64_t inputs, uint8_
   __builtin_memcpy(about + groups, &start, 4);
 }
 
-static void round_to_bfloats(const float* x, int64_t inputs, uint8_t* out) {
-  const int64_t padded = (inputs + kGroup - 1) / kGroup * kGroup;
-  for (int64_t i = 0; i < padded; i += kLanes)
-    store_halves(out + 2 * i, bfloats_of(load_upto(x, i, inputs)));
+// `group_stride`: bytes from a group of the row to the next.
+static void round_to_bfloats(const float* x, int64_t inputs, int64_t group_stride, uint8_t* out) {
+  for (int64_t g = 0; g * kGroup < inputs; ++g, out += group_stride)
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < kGroup; i += kLanes)
+      store_halves(out + 2 * i, bfloats_of(load_upto(x, g * kGroup + i, inputs)));
 }
 
-static void quantise(Format format, const float* x, int64_t inputs, uint8_t* out) {
-  if (format == Format::kBF16) return round_to_bfloats(x, inputs, out);
-  round_to_bytes(format, x, inputs, out);
+// Rounds a row, which becomes number `row` of `rows`.
+static void quantise(Format format, const float* x, int64_t inputs, uint8_t* rows, int64_t row) {
+  const int64_t bytes = quantised_row_bytes(format, inputs);
+  if (format != Format::kBF16) return round_to_bytes(format, x, inputs, rows + row * bytes);
+  if constexpr (kMatrixFrom == 0) return round_to_bfloats(x, inputs, kGroup * 2, rows + row * bytes);
+  const int64_t first = row / kPairRows * kPairRows;
+  round_to_bfloats(x, inputs, kPairRows * kGroup * 2, rows + first * bytes + row % kPairRows * kGroup * 2);
 }

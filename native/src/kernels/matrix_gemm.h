@@ -14,7 +14,7 @@ constexpr int64_t kMostGroups = 9;          // of a chunk
 constexpr int64_t kPanelRow = kPanel * 4;   // bytes of a pair of inputs, or of sums
 constexpr int64_t kWideGroup = kGroup / 2 * kPanelRow;
 constexpr int64_t kMostWideRows = 256;      // whose sums a scratch holds
-constexpr int64_t kRowsThatPass = 128;      // see Left
+constexpr int64_t kRowsThatPass = 128;      // see load_rows
 
 OCTAVO_INLINE int64_t whole(int64_t count, int64_t of) { return (count + of - 1) / of; }
 
@@ -110,34 +110,28 @@ OCTAVO_INLINE void over_sums(Body body) {
   });
 }
 
-// Rows of activations for the products of many, [first, first + 32) of them. Where there are so many that
-// they pass through the first-level cache, they had better not stay there: they came from the second.
-struct Left {
-  const uint8_t* x;
-  int64_t stride;
-  bool passes;
-
-  template <int to>
-  OCTAVO_MEMBER void load(int64_t row) const {
-    if (passes)
-      stream_matrix<to>(x + row * stride, stride);
-    else
-      load_matrix<to>(x + row * stride, stride);
-  }
-};
+// Loads activations of 16 rows. Where there are so many rows that they pass through the first-level cache,
+// they had better not stay there: they came from the second.
+template <int to>
+OCTAVO_INLINE void load_rows(const uint8_t* x, bool pass) {
+  if (pass)
+    stream_matrix<to>(x, kMatrixBytes);
+  else
+    load_matrix<to>(x, kMatrixBytes);
+}
 
 // Adds the products of 16 or 32 rows with the weights of a group, [16][kPanel] pairs, to the sums. Calls
 // before(register, offset) before each register of sums is used.
 template <bool pair, typename Before>
-OCTAVO_INLINE void multiply_group(const Left& left, const uint8_t* weights, Before before) {
+OCTAVO_INLINE void multiply_group(const uint8_t* x, bool pass, const uint8_t* weights, Before before) {
   load_matrix<6>(weights, kPanelRow);
-  left.load<4>(0);
+  load_rows<4>(x, pass);
   over_sums<pair>([&](auto c, int64_t offset) __attribute__((always_inline)) {
     constexpr int kSum = decltype(c)::value;
     before(c, offset);
     multiply_matrices<kSum, 4 + kSum / 2, 6 + kSum % 2>();
     if constexpr (kSum == 0) load_matrix<7>(weights + kMatrixBytes, kPanelRow);
-    if constexpr (kSum == 1 && pair) left.load<5>(kMatrixRows);
+    if constexpr (kSum == 1 && pair) load_rows<5>(x + kMatrixRows * kMatrixBytes, pass);
   });
 }
 
@@ -163,13 +157,16 @@ static void finish_rows(const PackedWeight& weight, const GemmArgs& args, int64_
   });
 }
 
-// Rows [row, row + num_rows), no more than kMostWideRows, times all panels; `pair` if more than 16.
+// Rows [row, row + num_rows), no more than kMostWideRows, times all panels; `pair` if more than 16. `row`
+// is a multiple of kPairRows.
 template <Format format, bool pair>
 static void multiply_rows(const PackedWeight& weight, const GemmArgs& args, int64_t row, int64_t num_rows) {
   const int64_t groups = whole(weight.inputs, kGroup), chunk = chunk_groups(weight);
-  const int64_t pairs = whole(num_rows, kPairRows), stride = args.x_stride;
+  const int64_t pairs = whole(num_rows, kPairRows);
+  const int64_t pair_bytes = groups * kPairRows * kMatrixBytes;
+  const bool pass = num_rows >= kRowsThatPass;
   const int64_t lines = whole(weight.panel_bytes / 64, pairs * groups);
-  const uint8_t* x = args.x + row * stride;
+  const uint8_t* x = args.x + row / kPairRows * pair_bytes;
   uint8_t* sums = args.scratch + kSumsAt;
   for (int64_t panel = args.first_panel; panel < args.last_panel; ++panel) {
     const uint8_t* data = weight.data + panel * weight.panel_bytes;
@@ -182,16 +179,16 @@ static void multiply_rows(const PackedWeight& weight, const GemmArgs& args, int6
       const int64_t count = smaller(chunk, groups - first);
       const uint8_t* weights = widened<format>(data, first, count, args.scratch);
       for (int64_t p = 0; p < pairs; ++p) {
-        Left left{x + p * kPairRows * stride + first * kGroup * 2, stride, num_rows >= kRowsThatPass};
+        const uint8_t* left = x + p * pair_bytes + first * kPairRows * kMatrixBytes;
         uint8_t* at = sums + p * kPairRows * kPanelRow;
-        for (int64_t g = 0; g < count; ++g, left.x += kGroup * 2) {
+        for (int64_t g = 0; g < count; ++g, left += kPairRows * kMatrixBytes) {
           ahead = prefetch(ahead, lines);
           const uint8_t* right = weights + g * kWideGroup;
           if (g > 0 || (pairs == 1 && first > 0)) {
-            multiply_group<pair>(left, right, [](auto, int64_t) {});
+            multiply_group<pair>(left, pass, right, [](auto, int64_t) {});
             continue;
           }
-          multiply_group<pair>(left, right, [&](auto c, int64_t offset) __attribute__((always_inline)) {
+          multiply_group<pair>(left, pass, right, [&](auto c, int64_t offset) __attribute__((always_inline)) {
             put_away(c, offset);
             if (first == 0)
               clear_matrix<decltype(c)::value>();
@@ -211,14 +208,10 @@ template <Format format>
 static void multiply_matrix(const PackedWeight& weight, const GemmArgs& args) {
   if (args.rows == 0) return;
   const MatrixRegisters registers({});
-  const int64_t blocks = whole(args.rows, kMostWideRows);
-  for (int64_t i = 0; i < blocks; ++i) {
-    const int64_t begin = args.rows * i / blocks, end = args.rows * (i + 1) / blocks;
-    if (args.rows > kMatrixRows)
-      multiply_rows<format, true>(weight, args, begin, end - begin);
-    else
-      multiply_rows<format, false>(weight, args, begin, end - begin);
-  }
+  if (args.rows <= kMatrixRows) return multiply_rows<format, false>(weight, args, 0, args.rows);
+  const int64_t block = whole(whole(args.rows, whole(args.rows, kMostWideRows)), kPairRows) * kPairRows;
+  for (int64_t row = 0; row < args.rows; row += block)
+    multiply_rows<format, true>(weight, args, row, smaller(block, args.rows - row));
 }
 
 static void gemm(const PackedWeight& weight, const GemmArgs& args) {

@@ -3,6 +3,8 @@
 #include "simd/vec.h"
 #if defined(OCTAVO_MATRIX)
 #include "simd/matrix.h"
+#else
+constexpr int64_t kMatrixFrom = 0;
 #endif
 #include "kernels/rows.h"
 #include "kernels/tiles.h"
@@ -11,7 +13,6 @@
 #if defined(OCTAVO_MATRIX)
 #include "kernels/matrix_gemm.h"
 #else
-constexpr int64_t kMatrixFrom = 0;
 static void gemm(const PackedWeight& weight, const GemmArgs& args) { gemm_by_vectors(weight, args); }
 #endif
 #include "kernels/quantise4.h"
