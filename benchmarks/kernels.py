@@ -52,6 +52,22 @@ class Ceilings:
     """Instructions that multiply activations."""
     ops: float
     """Operations per second with them."""
+    matrix_rows: int
+    """From so many tokens on, those of bfloat16 multiply quantised weights too; 0: never."""
+    bfloat_product: str
+    bfloat_ops: float
+
+    def ops_for(self, num_tokens: int) -> float:
+        """Operations per second with the instructions that a step of so many tokens takes."""
+        return self.bfloat_ops if 0 < self.matrix_rows <= num_tokens else self.ops
+
+    def __str__(self) -> str:
+        many = f", from {self.matrix_rows} tokens on {self.bfloat_product} " if self.matrix_rows else ""
+        many += f"{self.bfloat_ops / 1e9:.0f} Gop/s" if self.matrix_rows else ""
+        return (
+            f"barrier {self.barrier_ns:.0f} ns, read {self.read_gb_per_s:.1f} GB/s, "
+            f"{self.product} {self.ops / 1e9:.0f} Gop/s{many}"
+        )
 
 
 def make_batch(lengths: Sequence[int], cached: Sequence[int], vocab: int) -> StepBatch:
@@ -135,9 +151,7 @@ def report(
     weights = backend.packed_bytes
     found = ceilings(backend, precision, weights)
     print(
-        f"\n{precision}, KV {kv_dtype}: {weights / 1e6:.0f} MB packed in {load_s:.2f} s; "
-        f"barrier {found.barrier_ns:.0f} ns, read {found.read_gb_per_s:.1f} GB/s, "
-        f"{found.product} {found.ops / 1e9:.0f} Gop/s"
+        f"\n{precision}, KV {kv_dtype}: {weights / 1e6:.0f} MB packed in {load_s:.2f} s; {found}"
     )
     print(f"  {'step':14}{'best ms':>9}{'median':>9}{'tokens/s':>10}{'of read':>9}{'of peak':>9}")
     for case in cases(config.vocab_size):
@@ -147,20 +161,24 @@ def report(
             f"  {case.name:14}{best * 1e3:9.2f}{median * 1e3:9.2f}"
             f"{case.batch.num_tokens / best:10.0f}"
             f"{read / best / 1e9 / found.read_gb_per_s:9.0%}"
-            f"{operations(config, case.batch) / best / found.ops:9.0%}"
+            f"{operations(config, case.batch) / best / found.ops_for(case.batch.num_tokens):9.0%}"
         )
 
 
 def ceilings(backend: NativeBackend, precision: str, num_bytes: int) -> Ceilings:
     """Measure the machine; reads go over as many bytes as the weights have."""
     machine = backend.machine
+    bfloats = machine.bfloat_product(), machine.peak_bfloat_ops()
+    matrix_rows = 0
     if precision == "float32":
         product, ops = "float products", machine.peak_float_ops()
     elif precision == "bfloat16":
-        product, ops = machine.bfloat_product(), machine.peak_bfloat_ops()
+        product, ops = bfloats
     else:
         product, ops = machine.byte_product(), machine.peak_byte_ops()
-    return Ceilings(machine.barrier_ns(), machine.read_gb_per_s(num_bytes), product, ops)
+        matrix_rows = machine.matrix_rows()
+    read = machine.read_gb_per_s(num_bytes)
+    return Ceilings(machine.barrier_ns(), read, product, ops, matrix_rows, *bfloats)
 
 
 def machine_as_json(options: NativeOptions) -> str:

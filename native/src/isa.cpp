@@ -82,7 +82,7 @@ bool has_neon_dotprod() {
 
 std::vector<Choice> choices() {
   return {
-#if defined(OCTAVO_WITH_AMX)
+#if defined(OCTAVO_WITH_AMX) && !defined(OCTAVO_EMULATE_AVX512)
       {"amx", amx::table, has_amx()},
 #endif
 #if defined(OCTAVO_WITH_AVX512BF16)
@@ -103,6 +103,7 @@ std::vector<Choice> choices() {
       {"portable", portable::table, true},
 #if defined(OCTAVO_EMULATE_AVX512)
       {"avx512-emulated", avx512::table, has_avx2()},
+      {"amx-emulated", amx::table, has_avx2()},
 #endif
   };
 }

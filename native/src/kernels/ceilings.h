@@ -49,12 +49,36 @@ static int64_t spin_float(int64_t rounds, float* sink) {
   return rounds * kChains * kLanes * 2;
 }
 
+#if defined(OCTAVO_MATRIX)
+static int64_t spin_bfloats(int64_t rounds, float* sink) {
+  // Not zeros: a core that multiplies those runs faster.
+  uint16_t values[kMatrixRows * kMatrixBytes] __attribute__((aligned(64)));
+  for (int64_t i = 0; i < kMatrixRows * kMatrixBytes; ++i)
+    values[i] = static_cast<uint16_t>(0x3f80 + i * 37 % 128 + i % 3 * 0x8000);
+  const MatrixRegisters registers({});
+  load_matrix<4>(values, kMatrixBytes);
+  load_matrix<5>(values + kMatrixBytes / 2, kMatrixBytes);
+  load_matrix<6>(values, kMatrixBytes);
+  load_matrix<7>(values + kMatrixBytes / 2, kMatrixBytes);
+  for (int64_t i = 0; i < rounds; ++i) {
+    multiply_matrices<0, 4, 6>();
+    multiply_matrices<1, 4, 7>();
+    multiply_matrices<2, 5, 6>();
+    multiply_matrices<3, 5, 7>();
+  }
+  float sums[kMatrixRows * kMatrixRows];
+  store_matrix<0>(sums, kMatrixBytes);
+  sink[0] = sums[0];
+  return rounds * 4 * kMatrixRows * kMatrixRows * (kMatrixBytes / 2) * 2;
+}
+#else
 static int64_t spin_bfloats(int64_t rounds, float* sink) {
   if constexpr (!kBfloatProducts) return spin_float(rounds, sink);
   return spin_product<P, F>(rounds, sink, [](F (&sum)[2], P first, P second, const uint8_t* x) {
     dot_pairs(sum, first, second, splat_pair<0, 0>(x, 0));
   });
 }
+#endif
 
 // Reads `bytes` (a multiple of 1024) once, in one ascending stream.
 static void read_stream(const uint8_t* data, int64_t bytes, float* sink) {

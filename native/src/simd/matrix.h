@@ -59,4 +59,63 @@ OCTAVO_INLINE void multiply_matrices() {
   __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sum), "i"(left), "i"(right) : "memory");
 }
 
+#else
+
+// The same registers in memory, so that tests reach what uses them on any machine: see
+// OCTAVO_EMULATE_AVX512.
+struct EmulatedMatrices {
+  MatrixShape shape;
+  uint8_t rows[8][kMatrixRows][kMatrixBytes];
+
+  int num_rows(int i) const {
+    return i < 6 ? shape.rows : i == 6 ? static_cast<int>(kMatrixRows) : shape.seventh_rows;
+  }
+  int num_bytes(int i) const { return i == 5 ? shape.fifth_bytes : kMatrixBytes; }
+};
+static thread_local EmulatedMatrices emulated_matrices;
+
+struct MatrixRegisters {
+  explicit MatrixRegisters(const MatrixShape& shape) {
+    emulated_matrices = {};
+    emulated_matrices.shape = shape;
+  }
+};
+
+template <int to>
+OCTAVO_INLINE void load_matrix(const void* from, int64_t stride) {
+  EmulatedMatrices& all = emulated_matrices;
+  __builtin_memset(all.rows[to], 0, sizeof all.rows[to]);
+  for (int m = 0; m < all.num_rows(to); ++m)
+    __builtin_memcpy(all.rows[to][m], static_cast<const uint8_t*>(from) + m * stride, all.num_bytes(to));
+}
+template <int to>
+OCTAVO_INLINE void stream_matrix(const void* from, int64_t stride) { load_matrix<to>(from, stride); }
+template <int from>
+OCTAVO_INLINE void store_matrix(void* to, int64_t stride) {
+  const EmulatedMatrices& all = emulated_matrices;
+  for (int m = 0; m < all.num_rows(from); ++m)
+    __builtin_memcpy(static_cast<uint8_t*>(to) + m * stride, all.rows[from][m], all.num_bytes(from));
+}
+template <int to>
+OCTAVO_INLINE void clear_matrix() {
+  __builtin_memset(emulated_matrices.rows[to], 0, sizeof emulated_matrices.rows[to]);
+}
+// In the order of the instruction: products of first and of second halves of pairs are summed apart.
+template <int sum, int left, int right>
+OCTAVO_INLINE void multiply_matrices() {
+  EmulatedMatrices& all = emulated_matrices;
+  for (int m = 0; m < all.num_rows(sum); ++m) {
+    F halves[2] = {};
+    for (int k = 0; k < all.num_bytes(left) / 4; ++k) {
+      uint32_t pair;
+      __builtin_memcpy(&pair, all.rows[left][m] + 4 * k, 4);
+      const U x = pair - U{}, weights = load_u32(all.rows[right][k]);
+      halves[0] += lower_half(x) * lower_half(weights);
+      halves[1] += upper_half(x) * upper_half(weights);
+    }
+    auto* to = reinterpret_cast<float*>(all.rows[sum][m]);
+    store(to, load(to) + (halves[0] + halves[1]));
+  }
+}
+
 #endif

@@ -317,7 +317,11 @@ OCTAVO_INLINE F exp_of(F x) {
 // KV to bfloat16; the others widen those, and the products here are for the emulated set alone.
 #if defined(__AVX512BF16__)
 constexpr bool kBfloatProducts = true;
+#if defined(OCTAVO_MATRIX)
+constexpr const char* kBfloatProduct = "tdpbf16ps";
+#else
 constexpr const char* kBfloatProduct = "vdpbf16ps";
+#endif
 OCTAVO_INLINE Halves bfloats_of(F x) { return reinterpret_cast<Halves>(_mm512_cvtneps_pbh(x)); }
 // Assembly, as above.
 OCTAVO_INLINE void dot_pairs(F (&sum)[2], P first, P second, P x) {
