@@ -70,6 +70,8 @@ struct GemmArgs {
   int64_t last_panel;
   float* out;           // first row
   int64_t out_stride;   // floats
+  uint8_t* out_rows;    // instead: bfloat16 rows, as `quantise` prepares them; for whole groups that
+                        // matrix registers compute, without tanh or a soft cap; null: `out`
   const float* residual;  // added to the result, same stride as out; null: none
   Gate gate;            // kNone unless the weight is gated
   float softcap;        // 0: none

@@ -117,7 +117,7 @@ Op op_of(Op::Kind kind, int in, int out) {
 }
 
 void append_linear(Program& program, int in, int out, const Weight& weight, const Vector* norm,
-                   float eps, int residual, int gate, float softcap) {
+                   float eps, int residual, int gate, float softcap, bool feeds_next) {
   Op op = op_of(Op::Kind::kLinear, in, out);
   op.weight = &weight;
   op.norm = norm ? norm->values.data() : nullptr;
@@ -125,6 +125,7 @@ void append_linear(Program& program, int in, int out, const Weight& weight, cons
   op.other = residual;
   op.gate = static_cast<Gate>(gate);
   op.softcap = softcap;
+  op.feeds_next = feeds_next;
   program.append(op);
 }
 
@@ -226,7 +227,7 @@ void bind_program(nb::module_& m) {
         p.append(op);
       }, "x"_a, "out"_a, "weight"_a, "eps"_a, nb::keep_alive<1, 4>())
       .def("linear", append_linear, "x"_a, "out"_a, "weight"_a, "norm"_a.none(), "eps"_a,
-           "residual"_a, "gate"_a, "softcap"_a, nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
+           "residual"_a, "gate"_a, "softcap"_a, "feeds_next"_a, nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
       .def("add", [](Program& p, int x, int y, int out) {
         Op op = op_of(Op::Kind::kAdd, x, out);
         op.other = y;

@@ -99,6 +99,16 @@ Format Program::rounded_to(const Op& op) const {
   return rows >= kernels_.matrix_rows || policy_.deterministic ? Format::kBF16 : format;
 }
 
+// Whether an operation leaves its result as the rows that the next one meets its weight with.
+bool Program::feeds(const Op& op) const {
+  return op.feeds_next && op.gate != Gate::kGeluTanh && op.softcap == 0.0f &&
+         kernels_.matrix_rows > 0 && rounded_to(op) == Format::kBF16 &&
+         rounded_to(ops_[&op - ops_.data() + 1]) == Format::kBF16 &&
+         op.weight->packed().features() % kGroup == 0;
+}
+
+bool Program::is_fed(const Op& op) const { return &op != ops_.data() && feeds(*(&op - 1)); }
+
 // What meets float values without a norm is read where it is.
 bool Program::is_in_place(const Op& op) const {
   return rounded_to(op) == Format::kF32 && !op.norm;
@@ -127,7 +137,9 @@ void Program::reserve_rows(int64_t tokens, int64_t logits) {
     const size_t bytes = rows * buffer.features * sizeof(float);
     if (buffer.data.size() < bytes) buffer.data = Memory(bytes);
   }
-  prepared_ = Memory((std::max(token_capacity_, logits_capacity_) + kPairRows) * max_prepared_);
+  const int64_t prepared_rows = std::max(token_capacity_, logits_capacity_) + kPairRows;
+  prepared_ = Memory(prepared_rows * max_prepared_);
+  if (kernels_.matrix_rows > 0) fed_ = Memory(prepared_rows * max_prepared_);
   angles_.clear();
   for (const Rope& rope : ropes_)
     angles_.emplace_back(token_capacity_ * 2 * rope.inv_freq.size() * sizeof(float));
@@ -167,8 +179,10 @@ void Program::reserve(const Batch& batch) {
   const int64_t rows = std::max(block_rows(), kPrepareAlone) + kPairRows;
   for (Scratch& scratch : scratch_) {
     scratch.normed.resize(max_inputs_);
-    if (scratch.prepared.size() < static_cast<size_t>(rows * max_prepared_))
+    if (scratch.prepared.size() < static_cast<size_t>(rows * max_prepared_)) {
       scratch.prepared = Memory(rows * max_prepared_);
+      if (kernels_.matrix_rows > 0) scratch.fed = Memory(rows * max_prepared_);
+    }
     const size_t widened = gemm_scratch(max_inputs_, kernels_.lanes);
     if (scratch.widened.size() < widened) scratch.widened = Memory(widened);
   }
@@ -246,8 +260,10 @@ void Program::run_blocks(const Segment& segment, Counter& counter, int thread) {
         on_rows(op, begin, end, thread);
         continue;
       }
-      const uint8_t* x = prepare(op, begin, end, scratch_[thread].prepared.data(), 0, thread);
-      gemm(op, x, begin, end, 0, op.weight->packed().panels, thread);
+      Scratch& scratch = scratch_[thread];
+      const uint8_t* x = is_fed(op) ? scratch.fed.data()
+                                    : prepare(op, begin, end, scratch.prepared.data(), 0, thread);
+      gemm(op, x, scratch.fed.data(), begin, end, 0, op.weight->packed().panels, thread);
     }
   }
 }
@@ -263,7 +279,9 @@ void Program::linear_by_columns(const Op& op, int thread) {
   const int64_t rows = num_rows(buffers_[op.out].rows);
   const int threads = pool_.threads();
   const uint8_t* x;
-  if (rows <= kPrepareAlone || is_in_place(op)) {
+  if (is_fed(op)) {
+    x = fed_.data();
+  } else if (rows <= kPrepareAlone || is_in_place(op)) {
     x = prepare(op, 0, rows, scratch_[thread].prepared.data(), 0, thread);
   } else {
     const int64_t begin = share(rows, thread, threads), end = share(rows, thread + 1, threads);
@@ -271,8 +289,8 @@ void Program::linear_by_columns(const Op& op, int thread) {
     pool_.barrier().wait();
   }
   const int64_t panels = op.weight->packed().panels;
-  gemm(op, x, 0, rows, share(panels, thread, threads), share(panels, thread + 1, threads),
-       thread);
+  gemm(op, x, fed_.data(), 0, rows, share(panels, thread, threads),
+       share(panels, thread + 1, threads), thread);
 }
 
 // Norms and quantises rows [begin, end) of the input as the weight's format wants it, to be rows number
@@ -299,8 +317,9 @@ const uint8_t* Program::prepare(const Op& op, int64_t begin, int64_t end, uint8_
   return rows;
 }
 
-void Program::gemm(const Op& op, const uint8_t* x, int64_t begin, int64_t end, int64_t first_panel,
-                   int64_t last_panel, int thread) {
+// `fed`: where the result goes if it feeds the next operation.
+void Program::gemm(const Op& op, const uint8_t* x, uint8_t* fed, int64_t begin, int64_t end,
+                   int64_t first_panel, int64_t last_panel, int thread) {
   GemmArgs args{};
   args.x = x;
   args.x_stride = is_in_place(op) ? buffers_[op.in].features * static_cast<int64_t>(sizeof(float))
@@ -310,6 +329,7 @@ void Program::gemm(const Op& op, const uint8_t* x, int64_t begin, int64_t end, i
   args.first_panel = first_panel;
   args.last_panel = last_panel;
   args.out = row(op.out, begin);
+  args.out_rows = feeds(op) ? fed : nullptr;
   args.out_stride = buffers_[op.out].features;
   args.residual = op.other >= 0 ? row(op.other, begin) : nullptr;
   args.gate = op.gate;

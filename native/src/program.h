@@ -43,6 +43,7 @@ struct Op {
   float scale = 1;
   float softcap = 0;
   Gate gate = Gate::kNone;
+  bool feeds_next = false;        // kLinear: the next operation is one too, and alone reads the result
   int64_t layer = 0;
   int rope = -1;
   int plan = -1;                  // attention plans are shared by layers with equal windows
@@ -76,6 +77,7 @@ class Program {
   struct Scratch {
     std::vector<float> normed;
     Memory prepared;
+    Memory fed;                   // rows that an operation left prepared for the next
     Memory widened;
     Memory attention;
     std::vector<const float*> states;
@@ -102,14 +104,16 @@ class Program {
   void on_rows(const Op& op, int64_t begin, int64_t end, int thread);
   const uint8_t* prepare(const Op& op, int64_t begin, int64_t end, uint8_t* rows, int64_t place,
                          int thread);
-  void gemm(const Op& op, const uint8_t* x, int64_t begin, int64_t end, int64_t first_panel,
-            int64_t last_panel, int thread);
+  void gemm(const Op& op, const uint8_t* x, uint8_t* fed, int64_t begin, int64_t end,
+            int64_t first_panel, int64_t last_panel, int thread);
 
   float* row(int buffer, int64_t index) const;
   int64_t num_rows(Rows rows) const;
   int64_t rows_to_part() const;
   int64_t block_rows() const;
   Format rounded_to(const Op& op) const;
+  bool feeds(const Op& op) const;
+  bool is_fed(const Op& op) const;
   int64_t prepared_stride(const Op& op, Format rounded) const;
   bool is_in_place(const Op& op) const;
 
@@ -127,7 +131,7 @@ class Program {
 
   std::vector<Segment> segments_;
   std::vector<Scratch> scratch_;  // per thread
-  Memory prepared_;               // shared by threads that split columns
+  Memory prepared_, fed_;         // shared by threads that split columns
   std::vector<Memory> angles_;    // per rope: [tokens][2][rotary / 2], cos then sin
   int64_t token_capacity_ = 0;
   int64_t logits_capacity_ = 0;

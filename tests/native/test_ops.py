@@ -132,6 +132,37 @@ def test_gated(
     np.testing.assert_allclose(got / scale, wanted / scale, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", None])
+@pytest.mark.parametrize("half", [32, 48, 160])
+def test_a_product_feeds_the_next(
+    isa: str, precision: str, activation: Activation | None, half: int
+) -> None:
+    """A product of nothing but another's result, gated or not: red if rows that are left prepared for
+    it lie elsewhere, or are taken where they were not left (48 features are no whole groups)."""
+
+    def line(backend: Backend) -> Forward:
+        table = backend.embedding(f32_tensor(normal(1, 50, 72)))
+        width = half * (1 if activation is None else 2)
+        first = backend.linear_weight(
+            [f32_tensor(normal(2, width, 72) / 8)], [f32_tensor(normal(3, width))]
+        )
+        second = backend.linear_weight([f32_tensor(normal(4, 40, half) / 8)])
+
+        def forward(ops: Ops) -> Array:
+            y = ops.linear(ops.embed(table), first)
+            return ops.logits_rows(ops.linear(ops.gated(y, activation) if activation else y, second))
+
+        return forward
+
+    for num_rows in (1, 3, 16, 33, 70, 300):
+        batch = make_batch([num_rows], [0])
+        (wanted,) = run_line(NumpyBackend(), line, [batch])
+        (got,) = run_line(backend_of(isa, precision), line, [batch])
+        atol = (1e-5 if precision == "float32" else 0.02) * np.abs(wanted).max()
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=atol)
+
+
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_logits_of_some_rows(isa: str, softcap: float | None) -> None:
     """Only wanted rows reach the head, normed and soft-capped: red if the fused norm reads rows by

@@ -143,9 +143,29 @@ OCTAVO_INLINE void over_rows(int64_t rows, Body body) {
   for (; row < rows; ++row) body(row, Index<1>());
 }
 
+// Writes sums, gated or with a bias, as rows of the next product.
+template <int M>
+OCTAVO_INLINE void finish_as_rows(const PackedWeight& weight, const GemmArgs& args, int64_t panel,
+                                  int64_t row, F (&sums)[M][2]) {
+  const int64_t width = panel_features(weight), group = panel * width / kGroup;
+  const int64_t pair_bytes = weight.features() / kGroup * kPairRows * kMatrixBytes;
+#pragma GCC unroll 4
+  for (int m = 0; m < M; ++m) {
+    if (weight.bias)
+      for (int v = 0; v < 2; ++v) sums[m][v] += load(weight.bias + panel * kPanel + v * kLanes);
+    uint8_t* out = args.out_rows + (row + m) / kPairRows * pair_bytes + group * kPairRows * kMatrixBytes +
+                   (row + m) % kPairRows * kMatrixBytes + panel * width % kGroup * 2;
+    if (weight.gated) {
+      store_halves(out, bfloats_of(gate_of(sums[m][0], Gate::kSilu, true) * sums[m][1]));
+      continue;
+    }
+    for (int v = 0; v < 2; ++v) store_halves(out + v * kLanes * 2, bfloats_of(sums[m][v]));
+  }
+}
+
 static void finish_rows(const PackedWeight& weight, const GemmArgs& args, int64_t panel, int64_t row,
                         int64_t num_rows, const float* sums) {
-  if (!finishes_in_registers(weight, args, panel))
+  if (!args.out_rows && !finishes_in_registers(weight, args, panel))
     return finish_tile(weight, args, panel, row, static_cast<int>(num_rows), sums);
   over_rows<4>(num_rows, [&](int64_t first, auto at_once) __attribute__((always_inline)) {
     constexpr int M = decltype(at_once)::value;
@@ -153,7 +173,10 @@ static void finish_rows(const PackedWeight& weight, const GemmArgs& args, int64_
 #pragma GCC unroll 4
     for (int m = 0; m < M; ++m)
       for (int v = 0; v < 2; ++v) taken[m][v] = load(sums + (first + m) * kPanel + v * kLanes);
-    finish_in_registers<M>(weight, args, panel, row + first, taken);
+    if (args.out_rows)
+      finish_as_rows<M>(weight, args, panel, row + first, taken);
+    else
+      finish_in_registers<M>(weight, args, panel, row + first, taken);
   });
 }
 

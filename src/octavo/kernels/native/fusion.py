@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from octavo.kernels.native.graph import Add, Gated, Linear, Node, Norm, Value, inputs_of
 
@@ -18,7 +19,7 @@ def fuse(nodes: Sequence[Node]) -> list[Node]:
     fused = list(nodes)
     for rule in (_norm_into_linear, _gate_into_linear, _residual_into_linear):
         fused = _apply(rule, fused)
-    return fused
+    return _mark_feeders(fused)
 
 
 def _uses(nodes: Sequence[Node]) -> Uses:
@@ -69,3 +70,15 @@ def _residual_into_linear(first: Node, second: Node, uses: Uses) -> Node | None:
     if second.y is first.out and second.x is not first.out:
         return replace(first, out=second.out, residual=second.x)
     return None
+
+
+def _mark_feeders(nodes: Sequence[Node]) -> list[Node]:
+    uses = _uses(nodes)
+    marked = list(nodes)
+    for index, (first, second) in enumerate(pairwise(nodes)):
+        if not (isinstance(first, Linear) and isinstance(second, Linear)):
+            continue
+        alone = second.x is first.out and uses[first.out] == 1
+        if alone and second.norm is None and first.residual is None:
+            marked[index] = replace(first, feeds_next=True)
+    return marked

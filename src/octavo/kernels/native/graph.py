@@ -48,6 +48,8 @@ class Linear:
     residual: Value | None = None
     gate: Activation | None = None
     softcap: float | None = None
+    feeds_next: bool = False
+    """The next operation is a product of nothing but the result, which nothing else reads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

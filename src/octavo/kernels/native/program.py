@@ -132,6 +132,7 @@ class _Builder:
             self._at(node.residual) if node.residual else -1,
             _GATES[node.gate],
             node.softcap or 0.0,
+            node.feeds_next,
         )
 
     def _emit_rope(self, node: RopeAndStore) -> None:
