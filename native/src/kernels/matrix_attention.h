@@ -51,14 +51,17 @@ OCTAVO_INLINE void add_by_matrix(const KVLayer& kv, const uint8_t* const* values
   const int64_t stride = kv.padded_slots * 4;
   sums += d;
   repeat<N>(OCTAVO_BODY(n) { load_matrix<n.value>(sums + n.value * kLanes, sums_bytes); });
+  int asked = 0;  // of the next units, which may be more than these
   for (int u = 0; u < count; ++u) {
-    const uint8_t* ahead = next.units[smaller(u, next.count - 1)].keys + d / 2 * stride;
     load_matrix<5>(reinterpret_cast<const uint8_t*>(scores) + u * 2 * kLanes, kScoreTokens * 4);
     repeat<N>(OCTAVO_BODY(n) {
       load_matrix<7>(values[u] + d * 4 + n.value * kMatrixBytes, kv.dim * 4);
       multiply_matrices<n.value, 5, 7>();
-      if (asks) ask_for(ahead + n.value * kLanes / 2 * stride, kLanes / 2, stride);
+      if (!asks) return;
+      for (int i = asked; i < (u + 1) * next.count / count; ++i)
+        ask_for(next.units[i].keys + (d + n.value * kLanes) / 2 * stride, kLanes / 2, stride);
     });
+    asked = (u + 1) * next.count / count;
   }
   repeat<N>(OCTAVO_BODY(n) { store_matrix<n.value>(sums + n.value * kLanes, sums_bytes); });
 }
