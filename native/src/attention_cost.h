@@ -21,6 +21,7 @@ struct AttentionCost {
   double vector_token = 3.4;  // products with one query vector
   double state = 30;          // leaving one query vector's state, and joining it later
   double wait = 600;          // for an item's first KV, if no cache holds it
+  int64_t tile = 6;           // query vectors
 
   // Of `vectors` query vectors over `tokens` tokens: memory and arithmetic overlap.
   double of(int64_t vectors, int64_t tokens) const {
@@ -35,8 +36,7 @@ struct AttentionCost {
 
  private:
   double arithmetic(int64_t vectors) const {
-    constexpr int64_t kTile = 6;
-    const double tiles = static_cast<double>((vectors + kTile - 1) / kTile);
+    const double tiles = static_cast<double>((vectors + tile - 1) / tile);
     return tiles * tile_token + static_cast<double>(vectors) * vector_token;
   }
 };
@@ -47,6 +47,7 @@ inline AttentionCost attention_cost(const KernelTable& kernels, int64_t dim, KVT
   const double bytes = type == KVType::kF32 ? 2 : type == KVType::kBF16 ? 1 : 0.5;
   AttentionCost cost;
   if (kernels.bfloat_products && type == KVType::kBF16) cost = {145, 12, 2.8, 0.9, 16, 600};
+  if (kernels.matrix_rows > 0 && type == KVType::kBF16) cost = {145, 12, 2.8, 0.9, 16, 600, kMatrixRows};
   cost.token *= size * bytes;
   cost.tile_token *= size;
   cost.vector_token *= size;

@@ -112,12 +112,12 @@ AttentionCost measure_attention(const KernelTable& kernels, KVType type, int64_t
   const double few = attend_ns(100, 1, kBlock), near = attend_ns(30, 1, kNear);
   const double wide = attend_ns(10, kWideRows, kNear), far = attend_ns(5, 1, kFar);
   // near = tiles * tile_token + vectors * vector_token, and wide likewise.
-  const auto tiles = [](int64_t count) { return static_cast<double>((count + 5) / 6); };
+  AttentionCost cost = attention_cost(kernels, dim, type);
+  const auto tiles = [&](int64_t count) { return static_cast<double>((count + cost.tile - 1) / cost.tile); };
   const double narrow_token = (near - few) / (kNear - kBlock);
   const double wide_token = (wide - few) / (kNear - kBlock);
   const double determinant = tiles(heads) * static_cast<double>(vectors) -
                              tiles(vectors) * static_cast<double>(heads);
-  AttentionCost cost;
   cost.vector_token =
       std::max(0.0, (tiles(heads) * wide_token - tiles(vectors) * narrow_token) / determinant);
   cost.tile_token = std::max(

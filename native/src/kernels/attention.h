@@ -421,13 +421,12 @@ OCTAVO_INLINE float soften_pairs(const KVLayer& kv, const AttentionShape& shape,
   }
   const float reference = *maximum > -__builtin_inff() ? *maximum : 0.0f;
   const F offset = splat(-reference * kLog2E);
-  const P ones = reinterpret_cast<P>(splat_int(0x3f803f80));
   F total = load(lane_weights) * factor;
   for (int u = 0; u < count; ++u) {
     const F p = rough_power_of_2(load(scores + u * kLanes) * kLog2E + offset);
     const Halves rounded = bfloats_of(p);
     store_halves(reinterpret_cast<uint8_t*>(scores) + u * 2 * kLanes, rounded);
-    total = dot_pairs(total, with_zeros(rounded), ones);
+    total = add_halves(total, rounded);
   }
   store(lane_weights, total);
   return factor;
@@ -550,7 +549,7 @@ OCTAVO_INLINE void attend_tile_of(int64_t vectors, const KVLayer& kv, const Atte
     attend_tile_of<type, M - 1>(vectors, kv, shape, args, set, first, chunk, next);
 }
 
-// How all query vectors attend to a chunk: by tiles of vectors,
+// How all query vectors attend to a chunk: by tiles of them in vector registers.
 template <KVType type>
 struct VectorTiles {
   VectorTiles(const AttentionShape&, const QuerySet&) {}
@@ -564,10 +563,6 @@ struct VectorTiles {
     }
   }
 };
-
-#if defined(OCTAVO_MATRIX)
-#include "kernels/matrix_attention.h"
-#endif
 
 // Adds the state of later tokens to a state. A state that has seen nothing changes nothing.
 static __attribute__((noinline)) void join_state(float* sums, float* maximum, float* weight,
@@ -657,23 +652,15 @@ static void attend_with(const KVLayer& kv, const AttentionShape& shape, const At
 }
 
 template <KVType type>
-static void attend_by_vectors(const KVLayer& kv, const AttentionShape& shape, const AttendArgs& args) {
+static void attend_by_tiles(const KVLayer& kv, const AttentionShape& shape, const AttendArgs& args) {
   attend_with<type, VectorTiles<type>>(kv, shape, args);
 }
 
-static void attend_to_bfloats(const KVLayer& kv, const AttentionShape& shape, const AttendArgs& args) {
-#if defined(OCTAVO_MATRIX)
-  if (fits_matrices(kv))
-    return attend_with<KVType::kBF16, MatrixTiles>(kv, shape, args);
-#endif
-  attend_by_vectors<KVType::kBF16>(kv, shape, args);
-}
-
-static void attend(const KVLayer& kv, const AttentionShape& shape, const AttendArgs& args) {
+static void attend_by_vectors(const KVLayer& kv, const AttentionShape& shape, const AttendArgs& args) {
   switch (kv.type) {
-    case KVType::kF32: return attend_by_vectors<KVType::kF32>(kv, shape, args);
-    case KVType::kBF16: return attend_to_bfloats(kv, shape, args);
-    case KVType::kI8: return attend_by_vectors<KVType::kI8>(kv, shape, args);
+    case KVType::kF32: return attend_by_tiles<KVType::kF32>(kv, shape, args);
+    case KVType::kBF16: return attend_by_tiles<KVType::kBF16>(kv, shape, args);
+    case KVType::kI8: return attend_by_tiles<KVType::kI8>(kv, shape, args);
   }
 }
 

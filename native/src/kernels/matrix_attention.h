@@ -1,5 +1,6 @@
-// or by matrix registers: 16 query vectors with a unit of keys, 16 tokens, at once, and with a unit of
-// values, whose pairs of tokens are half of a register's.
+// Attention to bfloat16 KV by matrix registers (ADR 9): 16 query vectors with a unit of keys, 16 tokens,
+// at once, and with a unit of values, whose pairs of tokens are half of a register's. The softmax between
+// them, and what is read ahead when, are those of attention.h.
 
 constexpr int64_t kMatrixDims = 32;  // features that a product takes
 constexpr int64_t kMostMatrixDims = 512;
@@ -21,7 +22,7 @@ OCTAVO_INLINE const uint8_t* clean_values(const Unit& unit, int64_t row_bytes, u
   return copy;
 }
 
-// Some lines of what is read a phase later, as above: in passing, for the core takes only so many at once.
+// Some lines of what is read a phase later: in passing, for a core takes only so many at once.
 OCTAVO_INLINE void ask_for(const uint8_t* lines, int64_t count, int64_t stride) {
   for (; count > 0; --count, lines += stride) ask_for(lines);
 }
@@ -114,3 +115,9 @@ struct MatrixTiles {
       attend_matrix_tile(kv, shape, args, set, first, chunk, next);
   }
 };
+
+static void attend(const KVLayer& kv, const AttentionShape& shape, const AttendArgs& args) {
+  if (kv.type == KVType::kBF16 && fits_matrices(kv))
+    return attend_with<KVType::kBF16, MatrixTiles>(kv, shape, args);
+  attend_by_vectors(kv, shape, args);
+}

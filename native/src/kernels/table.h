@@ -10,15 +10,19 @@ constexpr int64_t kMatrixFrom = 0;
 #include "kernels/tiles.h"
 #include "kernels/activations.h"
 #include "kernels/gemm.h"
-#if defined(OCTAVO_MATRIX)
-#include "kernels/matrix_gemm.h"
-#else
-static void gemm(const PackedWeight& weight, const GemmArgs& args) { gemm_by_vectors(weight, args); }
-#endif
 #include "kernels/quantise4.h"
 #include "kernels/pack.h"
 #include "kernels/rope.h"
 #include "kernels/attention.h"
+#if defined(OCTAVO_MATRIX)
+#include "kernels/matrix_gemm.h"
+#include "kernels/matrix_attention.h"
+#else
+static void gemm(const PackedWeight& weight, const GemmArgs& args) { gemm_by_vectors(weight, args); }
+static void attend(const KVLayer& kv, const AttentionShape& shape, const AttendArgs& args) {
+  attend_by_vectors(kv, shape, args);
+}
+#endif
 #include "kernels/logits.h"
 #include "kernels/ceilings.h"
 

@@ -336,8 +336,14 @@ OCTAVO_INLINE F dot_pairs(F sum, P values, P x) {
 OCTAVO_INLINE bool any_above(F x, float bound) {
   return _mm512_cmp_ps_mask(x, splat(bound), _CMP_GT_OQ) != 0;
 }
-OCTAVO_INLINE P with_zeros(Halves low) {
-  return reinterpret_cast<P>(_mm512_zextsi256_si512(reinterpret_cast<__m256i>(low)));
+// Adds bfloat16 values to floats. CPUs with matrix registers take longer for products of pairs.
+OCTAVO_INLINE F add_halves(F sum, Halves values) {
+#if defined(OCTAVO_MATRIX)
+  return sum + lower_half(__builtin_convertvector(values, U));
+#else
+  const __m512i pairs = _mm512_zextsi256_si512(reinterpret_cast<__m256i>(values));
+  return dot_pairs(sum, reinterpret_cast<P>(pairs), reinterpret_cast<P>(splat_int(0x3f803f80)));
+#endif
 }
 // 2^x within 8e-5 of it, a small part of what bfloat16 rounds off: a polynomial of least relative
 // error over the fraction of x, which is 0 for infinity. Tiny or 0 for tiny results, NaN for NaN.
@@ -370,10 +376,8 @@ OCTAVO_INLINE void dot_pairs(F (&sum)[2], P first, P second, P x) {
   sum[1] = dot_pairs(sum[1], second, x);
 }
 OCTAVO_INLINE bool any_above(F x, float bound) { return max_of(x) > bound; }
-OCTAVO_INLINE P with_zeros(Halves low) {
-  P pairs = {};
-  __builtin_memcpy(&pairs, &low, sizeof low);
-  return pairs;
+OCTAVO_INLINE F add_halves(F sum, Halves values) {
+  return sum + lower_half(__builtin_convertvector(values, U));
 }
 OCTAVO_INLINE F rough_power_of_2(F x) {
   return as_float(as_int(exp_of(x * 0.693147181f)) & ~(x < splat(-125.0f)));
