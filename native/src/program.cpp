@@ -36,8 +36,8 @@ void Program::append(const Op& appended) {
   Op op = appended;
   if (op.kind == Op::Kind::kEmbed) vocab_ = std::min(vocab_, op.weight->packed().outputs);
   if (op.kind == Op::Kind::kLinear) {
-    for (const Format format : {Format::kF32, Format::kBF16, op.weight->packed().format})
-      max_prepared_ = std::max(max_prepared_, prepared_stride(op, format));
+    for (const bool many : {false, true})
+      max_prepared_ = std::max(max_prepared_, prepared_stride(op, rounded_to(op, many)));
     max_inputs_ = std::max(max_inputs_, op.weight->packed().inputs);
   }
   if (op.kind == Op::Kind::kAttend) {
@@ -89,14 +89,18 @@ int64_t Program::num_rows(Rows rows) const {
   return rows == Rows::kTokens ? batch_->tokens : batch_->logits;
 }
 
-// What the rows that meet a weight are rounded to: as the weight is, to bfloat16, or not at all
-// (kF32). The rows of the whole batch decide, or, for equal bits in any company, nothing does.
-Format Program::rounded_to(const Op& op) const {
+// What rows that meet a weight are rounded to, few or many: as the weight is, to bfloat16, or not at all
+// (kF32).
+Format Program::rounded_to(const Op& op, bool many) const {
   const Format format = op.weight->packed().format;
-  if (format == Format::kBF16 && !kernels_.bfloat_products) return Format::kF32;
-  if (!is_quantised(format) || kernels_.matrix_rows == 0) return format;
-  const int64_t rows = num_rows(buffers_[op.out].rows);
-  return rows >= kernels_.matrix_rows || policy_.deterministic ? Format::kBF16 : format;
+  if (format == Format::kBF16) return kernels_.bfloat_products ? format : Format::kF32;
+  return is_quantised(format) && many && kernels_.matrix_rows > 0 ? Format::kBF16 : format;
+}
+
+// The rows of the whole batch decide or, for equal bits in any company, nothing does.
+Format Program::rounded_to(const Op& op) const {
+  const bool many = num_rows(buffers_[op.out].rows) >= kernels_.matrix_rows;
+  return rounded_to(op, many || policy_.deterministic);
 }
 
 // Whether an operation leaves its result as the rows that the next one meets its weight with.

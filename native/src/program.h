@@ -111,6 +111,7 @@ class Program {
   int64_t num_rows(Rows rows) const;
   int64_t rows_to_part() const;
   int64_t block_rows() const;
+  Format rounded_to(const Op& op, bool many) const;
   Format rounded_to(const Op& op) const;
   bool feeds(const Op& op) const;
   bool is_fed(const Op& op) const;
