@@ -422,12 +422,16 @@ OCTAVO_INLINE float soften_pairs(const KVLayer& kv, const AttentionShape& shape,
   const float reference = *maximum > -__builtin_inff() ? *maximum : 0.0f;
   const F offset = splat(-reference * kLog2E);
   F total = load(lane_weights) * factor;
-  for (int u = 0; u < count; ++u) {
-    const F p = rough_power_of_2(load(scores + u * kLanes) * kLog2E + offset);
-    const Halves rounded = bfloats_of(p);
-    store_halves(reinterpret_cast<uint8_t*>(scores) + u * 2 * kLanes, rounded);
-    total = add_halves(total, rounded);
+  auto* to = reinterpret_cast<uint8_t*>(scores);
+  const auto weight = [&](int u) __attribute__((always_inline)) {
+    return rough_power_of_2(load(scores + u * kLanes) * kLog2E + offset);
+  };
+  int u = 0;
+  for (; u + 2 <= count; u += 2, to += 4 * kLanes) {
+    const F first = weight(u), second = weight(u + 1);
+    total = add_rounded(total, first, second, to);
   }
+  if (u < count) total = add_rounded(total, weight(u), to);
   store(lane_weights, total);
   return factor;
 }

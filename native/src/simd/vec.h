@@ -336,15 +336,28 @@ OCTAVO_INLINE F dot_pairs(F sum, P values, P x) {
 OCTAVO_INLINE bool any_above(F x, float bound) {
   return _mm512_cmp_ps_mask(x, splat(bound), _CMP_GT_OQ) != 0;
 }
-// Adds bfloat16 values to floats. CPUs with matrix registers take longer for products of pairs.
-OCTAVO_INLINE F add_halves(F sum, Halves values) {
 #if defined(OCTAVO_MATRIX)
-  return sum + lower_half(__builtin_convertvector(values, U));
-#else
-  const __m512i pairs = _mm512_zextsi256_si512(reinterpret_cast<__m256i>(values));
-  return dot_pairs(sum, reinterpret_cast<P>(pairs), reinterpret_cast<P>(splat_int(0x3f803f80)));
-#endif
+// CPUs with matrix registers take two cycles to convert a vector, or two vectors, and for products of pairs.
+OCTAVO_INLINE F rounded_to_bfloat(F x) { return as_float(as_int(x) + 0x8000 & ~0xffff); }
+OCTAVO_INLINE F add_rounded(F sum, F x, uint8_t* to) {
+  x = rounded_to_bfloat(x);
+  store_halves(to, bfloats_of(x));
+  return sum + x;
 }
+OCTAVO_INLINE F add_rounded(F sum, F x, F y, uint8_t* to) {
+  x = rounded_to_bfloat(x);
+  y = rounded_to_bfloat(y);
+  store_bytes(to, reinterpret_cast<B>(_mm512_cvtne2ps_pbh(y, x)));
+  return sum + x + y;
+}
+#else
+OCTAVO_INLINE F add_rounded(F sum, F x, uint8_t* to) {
+  const Halves rounded = bfloats_of(x);
+  store_halves(to, rounded);
+  const __m512i pairs = _mm512_zextsi256_si512(reinterpret_cast<__m256i>(rounded));
+  return dot_pairs(sum, reinterpret_cast<P>(pairs), reinterpret_cast<P>(splat_int(0x3f803f80)));
+}
+#endif
 // 2^x within 8e-5 of it, a small part of what bfloat16 rounds off: a polynomial of least relative
 // error over the fraction of x, which is 0 for infinity. Tiny or 0 for tiny results, NaN for NaN.
 OCTAVO_INLINE F rough_power_of_2(F x) {
@@ -376,11 +389,20 @@ OCTAVO_INLINE void dot_pairs(F (&sum)[2], P first, P second, P x) {
   sum[1] = dot_pairs(sum[1], second, x);
 }
 OCTAVO_INLINE bool any_above(F x, float bound) { return max_of(x) > bound; }
-OCTAVO_INLINE F add_halves(F sum, Halves values) {
-  return sum + lower_half(__builtin_convertvector(values, U));
+OCTAVO_INLINE F add_rounded(F sum, F x, uint8_t* to) {
+  const Halves rounded = bfloats_of(x);
+  store_halves(to, rounded);
+  return sum + lower_half(__builtin_convertvector(rounded, U));
 }
 OCTAVO_INLINE F rough_power_of_2(F x) {
   return as_float(as_int(exp_of(x * 0.693147181f)) & ~(x < splat(-125.0f)));
+}
+#endif
+
+#if !defined(OCTAVO_MATRIX) || !defined(__AVX512BF16__)
+OCTAVO_INLINE F add_rounded(F sum, F x, F y, uint8_t* to) {
+  sum = add_rounded(sum, x, to);
+  return add_rounded(sum, y, to + 2 * kLanes);
 }
 #endif
 
