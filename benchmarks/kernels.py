@@ -62,7 +62,11 @@ class Ceilings:
         return self.bfloat_ops if 0 < self.matrix_rows <= num_tokens else self.ops
 
     def __str__(self) -> str:
-        many = f", from {self.matrix_rows} tokens on {self.bfloat_product} " if self.matrix_rows else ""
+        many = (
+            f", from {self.matrix_rows} tokens on {self.bfloat_product} "
+            if self.matrix_rows
+            else ""
+        )
         many += f"{self.bfloat_ops / 1e9:.0f} Gop/s" if self.matrix_rows else ""
         return (
             f"barrier {self.barrier_ns:.0f} ns, read {self.read_gb_per_s:.1f} GB/s, "
@@ -150,9 +154,7 @@ def report(
     load_s = time.perf_counter() - begin
     weights = backend.packed_bytes
     found = ceilings(backend, precision, weights)
-    print(
-        f"\n{precision}, KV {kv_dtype}: {weights / 1e6:.0f} MB packed in {load_s:.2f} s; {found}"
-    )
+    print(f"\n{precision}, KV {kv_dtype}: {weights / 1e6:.0f} MB packed in {load_s:.2f} s; {found}")
     print(f"  {'step':14}{'best ms':>9}{'median':>9}{'tokens/s':>10}{'of read':>9}{'of peak':>9}")
     for case in cases(config.vocab_size):
         best, median = measure(step, case.batch, seconds)

@@ -67,9 +67,10 @@ bool has_avxvnni() { return has_avx2() && (cpuid_7(1).eax >> 4 & 1); }
 [[maybe_unused]] bool has_amx() {
 #if defined(__linux__)
   constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  const unsigned edx = cpuid_7(0).edx;
-  return has_avx512bf16() && (edx >> 22 & 1) && (edx >> 24 & 1) &&
-         syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+  constexpr unsigned kBfloats = 1u << 22, kTiles = 1u << 24;
+  static const bool is_granted = (cpuid_7(0).edx & kBfloats) && (cpuid_7(0).edx & kTiles) &&
+                                 syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+  return has_avx512bf16() && is_granted;
 #else
   return false;
 #endif

@@ -124,11 +124,12 @@ def test_window_of_a_long_context(isa: str, window: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dim", [16, 64])  # the latter is one that matrix registers take
 @pytest.mark.parametrize("length", [1, 7, 16, 31])
-def test_stale_blocks_do_not_leak(isa: str, dtype: str, length: int) -> None:
+def test_stale_blocks_do_not_leak(isa: str, dtype: str, length: int, dim: int) -> None:
     """A reused block whose last owner left NaN behind the new owner's tokens: red if a weight of
     0 meets it."""
-    shape = Shape(dtype=dtype)
+    shape = Shape(dim=dim, dtype=dtype)
     heads = shape.kv_heads * shape.group
     line = attention_line(shape)
     backend = backend_of(isa)
@@ -138,7 +139,7 @@ def test_stale_blocks_do_not_leak(isa: str, dtype: str, length: int) -> None:
 
     def poisoned(ops: Ops) -> Array:
         attention = Attention(
-            0, heads, shape.kv_heads, shape.dim, 1.0, Rope(np.ones(8, np.float32))
+            0, heads, shape.kv_heads, shape.dim, 1.0, Rope(np.ones(dim // 2, np.float32))
         )
         q = ops.rope_and_store(ops.linear(ops.embed(table), matrix), attention)
         return ops.logits_rows(ops.paged_attention(q, attention))

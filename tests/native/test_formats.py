@@ -38,6 +38,11 @@ def random_blocks(rows: int, columns: int, encoding: Encoding) -> WeightTensor:
     return WeightTensor("w", encoding, (rows, columns), data)
 
 
+def normal_rows(rows: int, columns: int) -> Float32:
+    """Random values of size 1."""
+    return np.random.default_rng(6).standard_normal((rows, columns)).astype(np.float32)
+
+
 def decoded_by(isa: str, tensor: WeightTensor, precision: str) -> Float32:
     """All rows of a table, looked up."""
 
@@ -92,6 +97,53 @@ def test_a_scale_of_zero_makes_zeros(isa: str, encoding: Encoding, rows: int) ->
     np.testing.assert_allclose(decoded_by(isa, tensor, "file"), to_float32(tensor), atol=1e-2)
     x = rng.standard_normal((50, 768)).astype(np.float32)
     product(isa, x, tensor, "file", rows)
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("encoding", [Encoding.Q4_0, Encoding.Q8_0])
+def test_a_matrix_of_zeros_leaves_nothing(isa: str, encoding: Encoding, rows: int) -> None:
+    """All scales 0: red if what stands for them is seen in the result."""
+    tensor = encoded(np.zeros((37, 64), np.float32), encoding)
+
+    def line(backend: Backend) -> Forward:
+        table = backend.embedding(f32_tensor(np.ones((50, 64), np.float32)))
+        weight = backend.linear_weight([tensor])
+        return lambda ops: ops.logits_rows(ops.linear(ops.embed(table), weight))
+
+    (got,) = run_line(backend_of(isa, "file"), line, [make_batch([rows], [0])])
+    assert np.abs(got).max() < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("encoding", "precision"),
+    [
+        (Encoding.Q4_0, "file"),
+        (Encoding.Q4_1, "file"),
+        (Encoding.Q8_0, "file"),
+        (Encoding.F32, "int4"),
+        (Encoding.F32, "int8"),
+        (Encoding.F32, "bfloat16"),
+    ],
+)
+def test_a_row_keeps_its_bits_in_any_company(isa: str, encoding: Encoding, precision: str) -> None:
+    """Deterministic mode: red if a compiler joins products and sums otherwise for few rows than for
+    many, or these take another way."""
+    rng = np.random.default_rng(9)
+    matrix = (rng.standard_normal((75, 288)) + 0.1).astype(np.float32)
+    tensor = f32_tensor(matrix) if encoding is Encoding.F32 else encoded(matrix, encoding)
+
+    def line(backend: Backend) -> Forward:
+        table = backend.embedding(f32_tensor(normal_rows(50, 288)))
+        weight = backend.linear_weight([tensor])
+        return lambda ops: ops.logits_rows(ops.linear(ops.embed(table), weight))
+
+    counts = [300, 1, 2, 9, 10, 16, 17, 33, 64, 255]
+    batches = [make_batch([count], [0]) for count in counts]
+    for batch in batches:
+        batch.token_ids[:] = np.arange(len(batch.token_ids)) % 50
+    whole, *parts = run_line(backend_of(isa, precision, deterministic=True), line, batches)
+    for part in parts:
+        np.testing.assert_array_equal(part, whole[: len(part)])
 
 
 @pytest.mark.parametrize("scale", [np.nan, np.inf])

@@ -151,11 +151,37 @@ def test_a_product_feeds_the_next(
 
         def forward(ops: Ops) -> Array:
             y = ops.linear(ops.embed(table), first)
-            return ops.logits_rows(ops.linear(ops.gated(y, activation) if activation else y, second))
+            return ops.logits_rows(
+                ops.linear(ops.gated(y, activation) if activation else y, second)
+            )
 
         return forward
 
     for num_rows in (1, 3, 16, 33, 70, 300):
+        batch = make_batch([num_rows], [0])
+        (wanted,) = run_line(NumpyBackend(), line, [batch])
+        (got,) = run_line(backend_of(isa, precision), line, [batch])
+        atol = (1e-5 if precision == "float32" else 0.02) * np.abs(wanted).max()
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_products_in_a_row(isa: str, precision: str) -> None:
+    """Three of them with nothing between: red if one reads its rows where it leaves them for the next."""
+
+    def line(backend: Backend) -> Forward:
+        table = backend.embedding(f32_tensor(normal(1, 50, 64)))
+        weights = [backend.linear_weight([f32_tensor(normal(s, 64, 64) / 8)]) for s in (2, 3, 4)]
+
+        def forward(ops: Ops) -> Array:
+            x = ops.embed(table)
+            for weight in weights:
+                x = ops.linear(x, weight)
+            return ops.logits_rows(x)
+
+        return forward
+
+    for num_rows in (1, 40, 300):
         batch = make_batch([num_rows], [0])
         (wanted,) = run_line(NumpyBackend(), line, [batch])
         (got,) = run_line(backend_of(isa, precision), line, [batch])

@@ -2,20 +2,6 @@
 // all sets and in numpy (kernels/sampling/weights.py): only exact steps, or steps that IEEE 754
 // rounds alike everywhere, so no product may be contracted with a sum.
 
-#if defined(__x86_64__) && !defined(OCTAVO_EMULATED)
-#define OCTAVO_VECTOR_REGISTER "+v"
-#elif defined(__aarch64__)
-#define OCTAVO_VECTOR_REGISTER "+w"
-#else
-#define OCTAVO_VECTOR_REGISTER "+m"
-#endif
-
-// The product as it is rounded: the compiler cannot look through an assembly statement.
-OCTAVO_INLINE F rounded(F product) {
-  __asm__("" : OCTAVO_VECTOR_REGISTER(product));
-  return product;
-}
-
 typedef double D __attribute__((vector_size(OCTAVO_BYTES)));
 typedef uint64_t L __attribute__((vector_size(OCTAVO_BYTES)));
 typedef L LUnaligned __attribute__((aligned(1), may_alias));

@@ -50,16 +50,17 @@ OCTAVO_INLINE U cut_pairs(F first, F second) {
 constexpr float kToRound = 1.0f + 0.6931472f / 256;
 
 // Widens half a group, for 16 outputs: `values` and `scales` are the first of these, `out` gets a pair of
-// inputs every kPanelRow bytes.
+// inputs every kPanelRow bytes. Products are `rounded`, or the compiler joins one or another with a sum,
+// not the same in every copy of this code, and a row's bits depend on how many come with it.
 template <Format format>
 OCTAVO_INLINE void widen_half(const uint8_t* values, const uint16_t* scales, uint8_t* out) {
   const auto turned = [](auto bits, U x) { return x << bits.value | x >> (32 - bits.value); };
   const auto put = [](uint8_t* to, F first, F second) {
     store_bytes(to, reinterpret_cast<B>(cut_pairs(first, second)));
   };
-  const F scale = load_half(scales) * kToRound;
+  const F scale = rounded(load_half(scales) * kToRound);
   if constexpr (format == Format::kI8Group) {
-    const F offset = scale * -(256.0f + kByteOffset);
+    const F offset = rounded(scale * -(256.0f + kByteOffset));
     const auto value = [&](U word) { return as_mantissa<15, 8>(word) * scale + offset; };
     for (int quad = 0; quad < 8; ++quad, values += kPanelRow, out += 2 * kPanelRow) {
       const U word = load_u32(values);
@@ -68,7 +69,7 @@ OCTAVO_INLINE void widen_half(const uint8_t* values, const uint16_t* scales, uin
     }
   } else {
     F minimum = scale * -8.0f;
-    if constexpr (format == Format::kU4GroupMin) minimum = load_half(scales + kPanel) * kToRound;
+    if constexpr (format == Format::kU4GroupMin) minimum = rounded(load_half(scales + kPanel) * kToRound);
     const F offset[3] = {minimum - scale * 4096.0f, minimum - scale * 256.0f, minimum - scale * 16.0f};
     const auto low = [&](U word) { return as_mantissa<11, 4>(word) * scale + offset[0]; };
     const auto middle = [&](U word) { return as_mantissa<15, 4>(word) * scale + offset[1]; };

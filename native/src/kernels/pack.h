@@ -45,12 +45,13 @@ OCTAVO_INLINE int byte_of(int column, int i) { return (i / 4 * kPanel + column) 
 OCTAVO_INLINE int nibble_byte(int column, int i) { return byte_of(column, i % 16); }
 OCTAVO_INLINE bool is_high_nibble(int i) { return i >= 16; }
 
-// A group's scale, unless it is 0: none is, for kernels add exponents to their bits. Then it is 1, and
-// the group's values must be those that stand for 0.
+// A group's scale, unless it is 0: none is, for kernels add exponents to their bits. Then it is the
+// least there is, for matrix registers' widening leaves a share of it, and the group's values must be
+// those that stand for 0.
 OCTAVO_INLINE bool put_scale(uint8_t* to, float scale) {
   uint16_t half = float_to_half(scale);
   const bool is_zero = (half & 0x7fff) == 0;
-  if (is_zero) half = 0x3c00;
+  if (is_zero) half = 1;
   __builtin_memcpy(to, &half, 2);
   return !is_zero;
 }

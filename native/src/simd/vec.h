@@ -410,3 +410,17 @@ OCTAVO_INLINE F tanh_of(F x) {
   // The minimum returns its second operand for NaN, so NaN passes through.
   return 1.0f - 2.0f * reciprocal(exp_of(smaller(splat(87.0f), x + x)) + 1.0f);
 }
+
+#if defined(__x86_64__) && !defined(OCTAVO_EMULATED)
+#define OCTAVO_VECTOR_REGISTER "+v"
+#elif defined(__aarch64__)
+#define OCTAVO_VECTOR_REGISTER "+w"
+#else
+#define OCTAVO_VECTOR_REGISTER "+m"
+#endif
+
+// The product as it is rounded: the compiler cannot look through an assembly statement.
+OCTAVO_INLINE F rounded(F product) {
+  __asm__("" : OCTAVO_VECTOR_REGISTER(product));
+  return product;
+}

@@ -78,6 +78,9 @@ def _mark_feeders(nodes: Sequence[Node]) -> list[Node]:
     for index, (first, second) in enumerate(pairwise(nodes)):
         if not (isinstance(first, Linear) and isinstance(second, Linear)):
             continue
+        before = marked[index - 1] if index > 0 else None
+        if isinstance(before, Linear) and before.feeds_next:
+            continue  # it reads where it would write
         alone = second.x is first.out and uses[first.out] == 1
         if alone and second.norm is None and first.residual is None:
             marked[index] = replace(first, feeds_next=True)
