@@ -1,7 +1,7 @@
 // What attention costs, to decide how it is cut into work.
 //
 // The constants are nanoseconds of one core, for a head of 64 in bfloat16: of an AMD Zen 3 (AVX2),
-// and of a Zen 4 where bfloat16 is multiplied as it is (AVX512_BF16).
+// of a Zen 4 where bfloat16 is multiplied as it is (AVX512_BF16), and of a Xeon with matrix registers.
 // `benchmarks/attention.py --calibrate` measures all but `wait`, which its cases of shared prefixes
 // gave. Only their ratios matter, and only for speed. They are not measured at each start: cuts would then move, and last bits with them, from
 // one run of the same requests to the next.
@@ -47,7 +47,7 @@ inline AttentionCost attention_cost(const KernelTable& kernels, int64_t dim, KVT
   const double bytes = type == KVType::kF32 ? 2 : type == KVType::kBF16 ? 1 : 0.5;
   AttentionCost cost;
   if (kernels.bfloat_products && type == KVType::kBF16) cost = {145, 12, 2.8, 0.9, 16, 600};
-  if (kernels.matrix_rows > 0 && type == KVType::kBF16) cost = {145, 12, 2.8, 0.9, 16, 600, kMatrixRows};
+  if (kernels.matrix_rows > 0 && type == KVType::kBF16) cost = {210, 12, 3.3, 0.2, 13, 600, kMatrixRows};
   cost.token *= size * bytes;
   cost.tile_token *= size;
   cost.vector_token *= size;

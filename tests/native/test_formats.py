@@ -199,8 +199,8 @@ def bfloat16_rows(x: Float32) -> NDArray[np.float64]:
 
 def product(isa: str, x: Float32, tensor: WeightTensor, precision: str, rows: int) -> None:
     """Check ``rows`` rows out of ``x`` times a matrix, against exactly what is held: weights as
-    packed, activations as ``quantised_rows``, as bfloat16 or as they are. Where matrix registers take
-    many rows, quantised weights are bfloat16 too, cut off within a step."""
+    packed, activations as ``quantised_rows``, as bfloat16 or as they are. Where matrix registers
+    take many rows, quantised weights are bfloat16 too, cut off within a step."""
 
     def line(backend: Backend) -> Forward:
         plain = backend_of(isa, "float32")
@@ -388,8 +388,8 @@ def test_int4_errs_least(isa: str, spread: str) -> None:
 
 
 def linear_as_held(isa: str, tensor: WeightTensor, precision: str = "int4") -> Float32:
-    """All of a matrix as the kernels hold it, seen through products with unit vectors, a few at a time:
-    many would meet it in bfloat16 where matrix registers are."""
+    """All of a matrix as the kernels hold it, seen through products with unit vectors, a few at a
+    time: many would meet it in bfloat16 where matrix registers are."""
     outputs, inputs = tensor.shape
 
     def line(backend: Backend) -> Forward:

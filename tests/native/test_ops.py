@@ -138,8 +138,8 @@ def test_gated(
 def test_a_product_feeds_the_next(
     isa: str, precision: str, activation: Activation | None, half: int
 ) -> None:
-    """A product of nothing but another's result, gated or not: red if rows that are left prepared for
-    it lie elsewhere, or are taken where they were not left (48 features are no whole groups)."""
+    """A product of nothing but another's result, gated or not: red if rows that are left prepared
+    for it lie elsewhere, or are taken where they were not (48 features are no whole groups)."""
 
     def line(backend: Backend) -> Forward:
         table = backend.embedding(f32_tensor(normal(1, 50, 72)))
@@ -167,7 +167,8 @@ def test_a_product_feeds_the_next(
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
 def test_products_in_a_row(isa: str, precision: str) -> None:
-    """Three of them with nothing between: red if one reads its rows where it leaves them for the next."""
+    """Three of them with nothing between: red if one reads its rows where it leaves them for the
+    next."""
 
     def line(backend: Backend) -> Forward:
         table = backend.embedding(f32_tensor(normal(1, 50, 64)))
