@@ -20,6 +20,7 @@ from typing import get_args
 
 import numpy as np
 
+from octavo.core.plan import BlockCopy
 from octavo.kernels.batch import StepBatch
 from octavo.kernels.native.backend import NativeBackend
 from octavo.kernels.native.options import NativeOptions
@@ -134,10 +135,13 @@ def measure(step: StepFunction, batch: StepBatch, seconds: float) -> tuple[float
 def compiled(
     backend: Backend, checkpoint: Checkpoint, kv_dtype: KVDtype, num_blocks: int
 ) -> StepFunction:
-    """A step function over fresh KV."""
+    """A step function over KV that was all written: what never was is a page of zeros."""
     decoder = build_decoder(checkpoint.config, checkpoint.tensors, backend)
     backend.allocate_kv(decoder.kv_spec(BLOCK_SIZE, kv_dtype), num_blocks)
-    return backend.compile(decoder.forward)
+    step = backend.compile(decoder.forward)
+    step(make_batch([BLOCK_SIZE], [0], checkpoint.config.vocab_size))
+    backend.copy_blocks([BlockCopy(0, block) for block in range(1, num_blocks)])
+    return step
 
 
 def report(

@@ -5,7 +5,6 @@
 // extension, and that copy could use instructions that this CPU lacks.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -85,7 +84,8 @@ constexpr int64_t kMatrixScratch = 64 << 10;
 
 // Bytes of scratch that `gemm` needs: for a panel of nibbles, a byte each, or for matrix registers.
 inline int64_t gemm_scratch(int64_t inputs, int64_t lanes) {
-  return std::max((inputs + kGroup - 1) / kGroup * kGroup * 2 * lanes, kMatrixScratch);
+  const int64_t widened = (inputs + kGroup - 1) / kGroup * kGroup * 2 * lanes;
+  return widened > kMatrixScratch ? widened : kMatrixScratch;
 }
 
 enum class KVType : int { kF32 = 0, kBF16 = 1, kI8 = 2 };
