@@ -63,12 +63,10 @@ class Ceilings:
         return self.bfloat_ops if 0 < self.matrix_rows <= num_tokens else self.ops
 
     def __str__(self) -> str:
-        many = (
-            f", from {self.matrix_rows} tokens on {self.bfloat_product} "
-            if self.matrix_rows
-            else ""
-        )
-        many += f"{self.bfloat_ops / 1e9:.0f} Gop/s" if self.matrix_rows else ""
+        many = ""
+        if self.matrix_rows:
+            peak = f"{self.bfloat_product} {self.bfloat_ops / 1e9:.0f} Gop/s"
+            many = f", from {self.matrix_rows} tokens on {peak}"
         return (
             f"barrier {self.barrier_ns:.0f} ns, read {self.read_gb_per_s:.1f} GB/s, "
             f"{self.product} {self.ops / 1e9:.0f} Gop/s{many}"
