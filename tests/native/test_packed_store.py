@@ -138,12 +138,11 @@ def test_a_table_of_another_build_is_packed_anew(
     wanted = logits_with(cache)
     (path,) = kept_in(cache)
     data = path.read_bytes()
-    table = data[data.index(b'{"identity"') : data.rindex(b"}") + 1].replace(
-        b"{", b'{"new": 1, ', 1
-    )
+    tail = struct.Struct("<Q16s8s")
+    table = data[data.index(b'{"identity"') : -tail.size].replace(b"{", b'{"new": 1, ', 1)
     digest = hashlib.blake2b(table, digest_size=16).digest()
-    tail = struct.pack("<Q16s8s", len(table), digest, data[-8:])
-    path.write_bytes(data[: data.index(b'{"identity"')] + table + tail)
+    kept = data[: data.index(b'{"identity"')]
+    path.write_bytes(kept + table + tail.pack(len(table), digest, data[-8:]))
     packing.clear()
     np.testing.assert_array_equal(logits_with(cache), wanted)
     assert packing != []

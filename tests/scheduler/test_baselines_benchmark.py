@@ -15,7 +15,7 @@ NAMES = ["static", "orca-max", "orca-pow2", "orca-oracle", "paged", "paged-flat"
 
 @pytest.mark.parametrize(
     "how",
-    [["--virtual"], ["--virtual", "--rates", "0.5,4"], ["--model", "tiny"]],
+    [["--virtual"], ["--virtual", "--rates", "0.5,4"], ["--model", "tiny", "--dtype", "float32"]],
     ids=["simulated", "open-loop", "tiny"],
 )
 def test_one_command_compares_all_systems(tmp_path, how):
