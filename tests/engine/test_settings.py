@@ -107,7 +107,10 @@ def test_how_weights_are_held(
     is not quantised runs wider than it must by default."""
     if not is_built():
         pytest.skip("the native backend was not built")
-    assert tiny_parts(tmp_path / "tiny", Recorder(), **choices).info.precision == precision
+    assert (
+        tiny_parts(tmp_path / "tiny", Recorder(), **{"dtype": "auto", **choices}).info.precision
+        == precision
+    )
 
 
 @pytest.mark.model
