@@ -16,40 +16,39 @@ namespace octavo {
 
 namespace {
 
-// Turns of a spin loop before a waiting thread lets others run, some 100 microseconds. Phases of a
-// step end closer together than that: whoever waits longer shares its CPU with what it waits for,
-// or waits for a thread that the server's event loop keeps from its CPU, or for the next step.
-constexpr int kSpinsBeforeYield = 2000;
 // How long it does so until it sleeps. Only a CPU that is idle makes the system move others there,
 // from where they are in a worker's way.
 constexpr auto kYielding = std::chrono::microseconds(300);
-
-inline void pause_cpu() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  __asm__ volatile("yield");
-#endif
-}
 
 // Waits until `value` is no longer `old`; whoever changes it must notify, and change it in the order
 // of seq_cst: `notify_all` asks whether anyone sleeps, and a weaker store may still be on its way
 // when it does, unseen by a thread that goes to sleep just then.
 template <typename T>
 void wait_for_change(const std::atomic<T>& value, T old) {
-  for (int spins = 0; spins < kSpinsBeforeYield; ++spins) {
+  Patience patience;
+  while (!patience.is_out()) {
     if (value.load(std::memory_order_acquire) != old) return;
-    pause_cpu();
+    patience.wait();
   }
   const auto until = std::chrono::steady_clock::now() + kYielding;
   do {
     if (value.load(std::memory_order_acquire) != old) return;
-    std::this_thread::yield();
+    patience.wait();
   } while (std::chrono::steady_clock::now() < until);
   value.wait(old, std::memory_order_acquire);
 }
 
 }  // namespace
+
+void Patience::wait() {
+  if (is_out()) return std::this_thread::yield();
+  --spins_;
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
 
 void Barrier::wait() {
   if (threads_ == 1) return;

@@ -10,6 +10,18 @@
 
 namespace octavo {
 
+// A waiting thread's: it spins for some 100 microseconds before it lets others run. Phases of a step end
+// closer together than that: whoever waits longer shares its CPU with what it waits for, or waits for a
+// thread that the server's event loop keeps from its CPU, or for the next step.
+class Patience {
+ public:
+  void wait();
+  bool is_out() const { return spins_ == 0; }
+
+ private:
+  int spins_ = 2000;
+};
+
 // Meeting point of all threads of a pool. Everything written before it is seen after it.
 class Barrier {
  public:

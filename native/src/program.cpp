@@ -12,6 +12,8 @@ namespace {
 constexpr int64_t kBlockRows = 128;   // of activations that fit the second-level cache
 constexpr int64_t kMatrixBlockRows = 256;  // where weights are widened once a block
 constexpr int64_t kPrepareAlone = 2;  // rows that each thread prepares for itself: no barrier
+constexpr int64_t kClaimRows = 8;     // from which on threads claim columns: few rows wait for memory,
+                                      // which a thread that reads on in one place gets faster
 
 int64_t share(int64_t count, int part, int parts) { return count * part / parts; }
 
@@ -19,7 +21,12 @@ int64_t share(int64_t count, int part, int parts) { return count * part / parts;
 
 Program::Program(const KernelTable& kernels, Pool& pool, KVCache& kv,
                  const AttentionPolicy& policy)
-    : kernels_(kernels), pool_(pool), kv_(kv), policy_(policy), scratch_(pool.threads()) {}
+    : kernels_(kernels),
+      pool_(pool),
+      kv_(kv),
+      policy_(policy),
+      scratch_(pool.threads()),
+      offers_(std::make_unique<Offer[]>(pool.threads())) {}
 
 int Program::buffer(int64_t features, Rows rows) {
   buffers_.push_back({features, rows, Memory()});
@@ -67,6 +74,7 @@ void Program::cut_segments() {
       segments_.push_back({i, i + 1, rows_only});
   }
   counters_ = std::make_unique<Counter[]>(segments_.size());
+  panels_ = std::make_unique<Claims[]>(ops_.size() * pool_.threads());
 }
 
 int64_t Program::result_features() const { return buffers_[ops_.back().out].features; }
@@ -87,6 +95,20 @@ int64_t Program::block_rows() const {
 
 int64_t Program::num_rows(Rows rows) const {
   return rows == Rows::kTokens ? batch_->tokens : batch_->logits;
+}
+
+bool Program::claims_columns(const Op& op) const {
+  return pool_.threads() > 1 && num_rows(buffers_[op.out].rows) >= kClaimRows;
+}
+
+void Program::offer_columns() {
+  const int threads = pool_.threads();
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    if (ops_[i].kind != Op::Kind::kLinear || !claims_columns(ops_[i])) continue;
+    const int64_t panels = ops_[i].weight->packed().panels;
+    for (int thread = 0; thread < threads; ++thread)
+      panels_[i * threads + thread].offer(share(panels, thread, threads), share(panels, thread + 1, threads));
+  }
 }
 
 // What rows that meet a weight are rounded to, few or many: as the weight is, to bfloat16, or not at all
@@ -197,8 +219,10 @@ void Program::reserve(const Batch& batch) {
     const int64_t rounds = (batch.tokens + block_rows() * threads - 1) / (block_rows() * threads);
     block_rows_ = (batch.tokens + rounds * threads - 1) / (rounds * threads);
   }
-  for (size_t i = 0; i < segments_.size(); ++i)
+  for (size_t i = 0; i < segments_.size(); ++i) {
     counters_[i].next.store(0, std::memory_order_relaxed);
+    counters_[i].done.store(0, std::memory_order_relaxed);
+  }
 }
 
 const float* Program::run(Batch batch) {
@@ -210,6 +234,7 @@ const float* Program::run(Batch batch) {
   reserve(batch);
   plan_step(batch);
   batch_ = &batch;
+  offer_columns();
   pool_.run([this](int thread) { run_thread(thread); });
   batch_ = nullptr;
   return row(ops_.back().out, 0);
@@ -256,19 +281,58 @@ void Program::compute_angles(int64_t begin, int64_t end) {
 void Program::run_blocks(const Segment& segment, Counter& counter, int thread) {
   for (;;) {
     const int64_t begin = counter.next.fetch_add(block_rows_, std::memory_order_relaxed);
-    if (begin >= batch_->tokens) return;
+    if (begin >= batch_->tokens) return help_others(counter, thread);
     const int64_t end = std::min(batch_->tokens, begin + block_rows_);
     for (size_t at = segment.first; at < segment.last; ++at) {
-      const Op& op = ops_[at];
-      if (op.kind != Op::Kind::kLinear) {
-        on_rows(op, begin, end, thread);
-        continue;
-      }
-      Scratch& scratch = scratch_[thread];
-      const uint8_t* x = is_fed(op) ? scratch.fed.data()
-                                    : prepare(op, begin, end, scratch.prepared.data(), 0, thread);
-      gemm(op, x, scratch.fed.data(), begin, end, 0, op.weight->packed().panels, thread);
+      if (ops_[at].kind == Op::Kind::kLinear)
+        linear_of_block(ops_[at], begin, end, thread);
+      else
+        on_rows(ops_[at], begin, end, thread);
     }
+    counter.done.fetch_add(end - begin, std::memory_order_relaxed);
+  }
+}
+
+void Program::linear_of_block(const Op& op, int64_t begin, int64_t end, int thread) {
+  if (!is_fed(op)) prepare(op, begin, end, scratch_[thread].prepared.data(), 0, thread);
+  Offer& offer = offers_[thread];
+  offer.op.store(&op, std::memory_order_relaxed);
+  offer.begin.store(begin, std::memory_order_relaxed);
+  offer.end.store(end, std::memory_order_relaxed);
+  offer.panels.offer(0, op.weight->packed().panels);
+  while (help(thread, thread)) {}
+  for (Patience patience; !offer.panels.are_finished();) patience.wait();
+}
+
+// Computes some columns of the linear that `owner` computes of its block; false if there are no more.
+bool Program::help(int owner, int thread) {
+  Offer& offer = offers_[owner];
+  const Op* op;
+  int64_t begin, end;
+  const Claims::Part panels = offer.panels.take([&] {
+    op = offer.op.load(std::memory_order_relaxed);
+    begin = offer.begin.load(std::memory_order_relaxed);
+    end = offer.end.load(std::memory_order_relaxed);
+  });
+  if (!panels) return false;
+  Scratch& scratch = scratch_[owner];
+  const uint8_t* x = is_fed(*op)        ? scratch.fed.data()
+                     : is_in_place(*op) ? reinterpret_cast<const uint8_t*>(row(op->in, begin))
+                                        : scratch.prepared.data();
+  gemm(*op, x, scratch.fed.data(), begin, end, panels, thread);
+  offer.panels.finish(panels);
+  return true;
+}
+
+// Until all blocks are done.
+void Program::help_others(const Counter& counter, int thread) {
+  const int threads = pool_.threads();
+  Patience patience;
+  while (counter.done.load(std::memory_order_relaxed) < batch_->tokens) {
+    bool helped = false;
+    for (int i = 1; i < threads; ++i) helped |= help((thread + i) % threads, thread);
+    if (helped) patience = {};
+    patience.wait();
   }
 }
 
@@ -293,8 +357,13 @@ void Program::linear_by_columns(const Op& op, int thread) {
     pool_.barrier().wait();
   }
   const int64_t panels = op.weight->packed().panels;
-  gemm(op, x, fed_.data(), 0, rows, share(panels, thread, threads),
-       share(panels, thread + 1, threads), thread);
+  if (!claims_columns(op))
+    return gemm(op, x, fed_.data(), 0, rows,
+                {share(panels, thread, threads), share(panels, thread + 1, threads)}, thread);
+  Claims* claims = panels_.get() + (&op - ops_.data()) * threads;
+  for (int i = 0; i < threads; ++i)
+    while (const Claims::Part part = claims[(thread + i) % threads].take())
+      gemm(op, x, fed_.data(), 0, rows, part, thread);
 }
 
 // Norms and quantises rows [begin, end) of the input as the weight's format wants it, to be rows number
@@ -323,15 +392,15 @@ const uint8_t* Program::prepare(const Op& op, int64_t begin, int64_t end, uint8_
 
 // `fed`: where the result goes if it feeds the next operation.
 void Program::gemm(const Op& op, const uint8_t* x, uint8_t* fed, int64_t begin, int64_t end,
-                   int64_t first_panel, int64_t last_panel, int thread) {
+                   const Claims::Part& panels, int thread) {
   GemmArgs args{};
   args.x = x;
   args.x_stride = is_in_place(op) ? buffers_[op.in].features * static_cast<int64_t>(sizeof(float))
                                   : prepared_stride(op, rounded_to(op));
   args.rows = end - begin;
   args.is_bfloat = rounded_to(op) == Format::kBF16;
-  args.first_panel = first_panel;
-  args.last_panel = last_panel;
+  args.first_panel = panels.begin;
+  args.last_panel = panels.end;
   args.out = row(op.out, begin);
   args.out_rows = feeds(op) ? fed : nullptr;
   args.out_stride = buffers_[op.out].features;

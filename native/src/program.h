@@ -3,7 +3,7 @@
 // Few tokens (decodes): each linear is cut by columns over the threads, which meet at a barrier
 // after every operation. Many tokens (prefill): threads claim blocks of rows and carry each through
 // all operations up to the next attention without meeting, so weights are shared in the caches and
-// activations stay with their thread.
+// activations stay with their thread; whoever finds no more blocks takes columns of others' ones.
 #pragma once
 
 #include <atomic>
@@ -14,6 +14,7 @@
 
 #include "attention_plan.h"
 #include "batch.h"
+#include "claims.h"
 #include "kernel_table.h"
 #include "kv_cache.h"
 #include "memory.h"
@@ -82,18 +83,28 @@ class Program {
     Memory attention;
     std::vector<const float*> states;
   };
-  struct alignas(64) Counter { std::atomic<int64_t> next{0}; };
+  struct alignas(64) Counter { std::atomic<int64_t> next{0}, done{0}; };
+  // The linear that a thread computes of its block, for others to help with.
+  struct Offer {
+    Claims panels;
+    std::atomic<const Op*> op{nullptr};
+    std::atomic<int64_t> begin{0}, end{0};  // rows
+  };
 
   void check(const Batch& batch) const;
   void reserve(const Batch& batch);
   void reserve_rows(int64_t tokens, int64_t logits);
   void plan_step(const Batch& batch);
+  void offer_columns();
   void cut_segments();
 
   void run_thread(int thread);
   void compute_angles(int64_t begin, int64_t end);
   void run_blocks(const Segment& segment, Counter& counter, int thread);
   void run_by_columns(const Op& op, int thread);
+  void linear_of_block(const Op& op, int64_t begin, int64_t end, int thread);
+  bool help(int owner, int thread);
+  void help_others(const Counter& counter, int thread);
   void linear_by_columns(const Op& op, int thread);
   void attend(const Op& op, Counter& counter, int thread);
   AttendArgs attend_args(const Op& op, const AttentionPlan& plan, const AttendItem& item,
@@ -105,12 +116,13 @@ class Program {
   const uint8_t* prepare(const Op& op, int64_t begin, int64_t end, uint8_t* rows, int64_t place,
                          int thread);
   void gemm(const Op& op, const uint8_t* x, uint8_t* fed, int64_t begin, int64_t end,
-            int64_t first_panel, int64_t last_panel, int thread);
+            const Claims::Part& panels, int thread);
 
   float* row(int buffer, int64_t index) const;
   int64_t num_rows(Rows rows) const;
   int64_t rows_to_part() const;
   int64_t block_rows() const;
+  bool claims_columns(const Op& op) const;
   Format rounded_to(const Op& op, bool many) const;
   Format rounded_to(const Op& op) const;
   bool feeds(const Op& op) const;
@@ -144,6 +156,8 @@ class Program {
   int64_t block_rows_ = 1;
   std::vector<AttentionPlan> plans_;
   std::unique_ptr<Counter[]> counters_;            // per segment
+  std::unique_ptr<Claims[]> panels_;               // per operation and thread: of linears by columns
+  std::unique_ptr<Offer[]> offers_;                // per thread: of linears by blocks
   std::vector<std::unique_ptr<std::atomic<int64_t>[]>> items_left_;  // per plan and join
   std::vector<int64_t> joins_capacity_;
   Memory states_;
