@@ -85,6 +85,31 @@ def test_steps_repeat_bit_by_bit(isa: str, threads: int) -> None:
     np.testing.assert_array_equal(runs[0], runs[2])
 
 
+@pytest.mark.parametrize("threads", [2, 5])
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_who_computes_a_column_does_not_matter(isa: str, precision: str, threads: int) -> None:
+    """Decodes whose columns threads take from one another, and prompts of more blocks of rows than
+    some threads, which then help others: bit for bit what one thread computes. More threads than
+    CPUs, so that some are always late."""
+    config = tiny_config(hidden_size=160, intermediate_size=352, max_position=1024)
+    tensors = random_tensors(config)
+    one, many = (
+        decoder_driver(
+            config, tensors, backend=backend_of(isa, precision, count, deterministic=True)
+        )
+        for count in (1, threads)
+    )
+    names = [f"decode {i}" for i in range(12)]
+    for driver in (one, many):
+        driver.add("prompt", tokens(0, 700))
+        for i, name in enumerate(names):
+            driver.add(name, tokens(i + 1, 24))
+    steps = [[(name, 20) for name in names], [("prompt", 700)], *[[(n, 1) for n in names]] * 3]
+    for step in steps:
+        wanted, got = one.step(*step), many.step(*step)
+        np.testing.assert_array_equal(np.concatenate(got), np.concatenate(wanted))
+
+
 def prompt_and_decodes(driver: PagedDriver) -> Float32:
     """Logits of a prompt of the default model and of four tokens decoded after it."""
     driver.add("a", tokens(1, 60, 1000))
