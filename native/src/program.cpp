@@ -12,8 +12,7 @@ namespace {
 constexpr int64_t kBlockRows = 128;   // of activations that fit the second-level cache
 constexpr int64_t kMatrixBlockRows = 256;  // where weights are widened once a block
 constexpr int64_t kPrepareAlone = 2;  // rows that each thread prepares for itself: no barrier
-constexpr int64_t kClaimRows = 8;     // from which on threads claim columns: few rows wait for memory,
-                                      // which a thread that reads on in one place gets faster
+constexpr int kHelped = 4;            // other threads that one looks at for more columns, next to next
 
 int64_t share(int64_t count, int part, int parts) { return count * part / parts; }
 
@@ -95,20 +94,6 @@ int64_t Program::block_rows() const {
 
 int64_t Program::num_rows(Rows rows) const {
   return rows == Rows::kTokens ? batch_->tokens : batch_->logits;
-}
-
-bool Program::claims_columns(const Op& op) const {
-  return pool_.threads() > 1 && num_rows(buffers_[op.out].rows) >= kClaimRows;
-}
-
-void Program::offer_columns() {
-  const int threads = pool_.threads();
-  for (size_t i = 0; i < ops_.size(); ++i) {
-    if (ops_[i].kind != Op::Kind::kLinear || !claims_columns(ops_[i])) continue;
-    const int64_t panels = ops_[i].weight->packed().panels;
-    for (int thread = 0; thread < threads; ++thread)
-      panels_[i * threads + thread].offer(share(panels, thread, threads), share(panels, thread + 1, threads));
-  }
 }
 
 // What rows that meet a weight are rounded to, few or many: as the weight is, to bfloat16, or not at all
@@ -234,7 +219,6 @@ const float* Program::run(Batch batch) {
   reserve(batch);
   plan_step(batch);
   batch_ = &batch;
-  offer_columns();
   pool_.run([this](int thread) { run_thread(thread); });
   batch_ = nullptr;
   return row(ops_.back().out, 0);
@@ -244,6 +228,7 @@ void Program::run_thread(int thread) {
   const int threads = pool_.threads();
   compute_angles(share(batch_->tokens, thread, threads),
                  share(batch_->tokens, thread + 1, threads));
+  offer_columns(thread);
   pool_.barrier().wait();
   for (size_t i = 0; i < segments_.size(); ++i) {
     const Segment& segment = segments_[i];
@@ -259,6 +244,17 @@ void Program::run_thread(int thread) {
         run_by_columns(ops_[at], thread);
       pool_.barrier().wait();
     }
+  }
+}
+
+// A thread's share of all linears, long before others look for more to do.
+void Program::offer_columns(int thread) {
+  const int threads = pool_.threads();
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    if (ops_[i].kind != Op::Kind::kLinear) continue;
+    const int64_t panels = ops_[i].weight->packed().panels;
+    panels_[i * threads + thread].offer(share(panels, thread, threads),
+                                        share(panels, thread + 1, threads));
   }
 }
 
@@ -356,13 +352,9 @@ void Program::linear_by_columns(const Op& op, int thread) {
     x = prepare(op, begin, end, prepared_.data(), begin, thread);
     pool_.barrier().wait();
   }
-  const int64_t panels = op.weight->packed().panels;
-  if (!claims_columns(op))
-    return gemm(op, x, fed_.data(), 0, rows,
-                {share(panels, thread, threads), share(panels, thread + 1, threads)}, thread);
-  Claims* claims = panels_.get() + (&op - ops_.data()) * threads;
-  for (int i = 0; i < threads; ++i)
-    while (const Claims::Part part = claims[(thread + i) % threads].take())
+  Claims* panels = panels_.get() + (&op - ops_.data()) * threads;
+  for (int i = 0; i < std::min(threads, 1 + kHelped); ++i)
+    while (const Claims::Part part = panels[(thread + i) % threads].take())
       gemm(op, x, fed_.data(), 0, rows, part, thread);
 }
 

@@ -3,7 +3,7 @@
 // Few tokens (decodes): each linear is cut by columns over the threads, which meet at a barrier
 // after every operation. Many tokens (prefill): threads claim blocks of rows and carry each through
 // all operations up to the next attention without meeting, so weights are shared in the caches and
-// activations stay with their thread; whoever finds no more blocks takes columns of others' ones.
+// activations stay with their thread. Either way, who has nothing left to do takes columns of others.
 #pragma once
 
 #include <atomic>
@@ -95,10 +95,10 @@ class Program {
   void reserve(const Batch& batch);
   void reserve_rows(int64_t tokens, int64_t logits);
   void plan_step(const Batch& batch);
-  void offer_columns();
   void cut_segments();
 
   void run_thread(int thread);
+  void offer_columns(int thread);
   void compute_angles(int64_t begin, int64_t end);
   void run_blocks(const Segment& segment, Counter& counter, int thread);
   void run_by_columns(const Op& op, int thread);
@@ -122,7 +122,6 @@ class Program {
   int64_t num_rows(Rows rows) const;
   int64_t rows_to_part() const;
   int64_t block_rows() const;
-  bool claims_columns(const Op& op) const;
   Format rounded_to(const Op& op, bool many) const;
   Format rounded_to(const Op& op) const;
   bool feeds(const Op& op) const;
