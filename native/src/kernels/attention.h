@@ -556,7 +556,7 @@ OCTAVO_INLINE void attend_tile_of(int64_t vectors, const KVLayer& kv, const Atte
 // How all query vectors attend to a chunk: by tiles of them in vector registers.
 template <KVType type>
 struct VectorTiles {
-  VectorTiles(const AttentionShape&, const QuerySet&) {}
+  explicit VectorTiles(const QuerySet&) {}
 
   OCTAVO_MEMBER void attend(const KVLayer& kv, const AttentionShape& shape, const AttendArgs& args,
                             const QuerySet& set, const Chunk& chunk, const Chunk& next) const {
@@ -614,7 +614,7 @@ static void join_segment(QuerySet& set, int64_t segment) {
 template <KVType type, typename Tiles>
 static void attend_with(const KVLayer& kv, const AttentionShape& shape, const AttendArgs& args) {
   QuerySet set = make_query_set<type>(shape, args);
-  const Tiles tiles(shape, set);
+  const Tiles tiles(set);
   Chunk chunks[2];
   int current = 0;
   int64_t listed = list_units<type>(kv, args.block_table, args.kv_head, args.first_token,

@@ -106,7 +106,7 @@ static __attribute__((noinline)) void attend_matrix_tile(const KVLayer& kv, cons
 struct MatrixTiles {
   MatrixRegisters registers;
 
-  MatrixTiles(const AttentionShape&, const QuerySet& set)
+  explicit MatrixTiles(const QuerySet& set)
       : registers({static_cast<int>(smaller(set.vectors, kMatrixRows)), kMatrixBytes / 2, kMatrixRows / 2}) {}
 
   OCTAVO_MEMBER void attend(const KVLayer& kv, const AttentionShape& shape, const AttendArgs& args,
