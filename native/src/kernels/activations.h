@@ -56,7 +56,7 @@ OCTAVO_INLINE int32_t round_group(const float* x, float inverse, uint8_t* values
   const int64_t at = 4 * static_cast<int64_t>(group->widest);
   const F4 moved = *reinterpret_cast<const F4Unaligned*>(x + at) * inverse + kRound;
   const I4 q = reinterpret_cast<I4>(moved) - as_int(splat(kRound))[0];
-  const I4 high = q + kHighStep / 2 >> kHighBits;
+  const I4 high = (q + kHighStep / 2) >> kHighBits;
   const S4 upper = __builtin_convertvector(high, S4);
   const S4 lower = __builtin_convertvector(q - (high << kHighBits), S4);
   __builtin_memcpy(group->high, &upper, 4);
@@ -75,8 +75,8 @@ OCTAVO_INLINE int halves_of_step(int32_t magnitude) {
   // them in the last bits is rounded to them.
   constexpr uint32_t kAbove = 0x7fffff - (0x7e0000 + 7), kAboveRoot = 0x7fffff - (0x339ae9 + 7);
   const auto bits = static_cast<uint32_t>(magnitude);
-  const int even = static_cast<int>(bits + kAbove >> 23) - (127 + 6);
-  const int odd = static_cast<int>(bits + kAboveRoot >> 23) - (127 + 7);
+  const int even = static_cast<int>((bits + kAbove) >> 23) - (127 + 6);
+  const int odd = static_cast<int>((bits + kAboveRoot) >> 23) - (127 + 7);
   return even + odd;
 }
 
@@ -109,9 +109,9 @@ static void round_to_bytes(Format format, const float* x, int64_t inputs, uint8_
       continue;
     }
     const int exponent = halves >> 1, has_root = halves & 1;
-    const float inverse = from_bits(127 - exponent << 23) * (has_root ? kRootOf2 / 2 : 1.0f);
+    const float inverse = from_bits((127 - exponent) << 23) * (has_root ? kRootOf2 / 2 : 1.0f);
     const int32_t total = round_group(at(g), inverse, out + g * kGroup, about + g);
-    const float step = from_bits(127 + exponent << 23) * (has_root ? kRootOf2 : 1.0f);
+    const float step = from_bits((127 + exponent) << 23) * (has_root ? kRootOf2 : 1.0f);
     if (kAddsExponents)
       about[g].exponent = exponent << 23;
     else
