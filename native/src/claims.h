@@ -16,8 +16,8 @@ class alignas(64) Claims {
     explicit operator bool() const { return begin < end; }
   };
 
-  // Offers [begin, end) once all parts of an earlier offer are finished. Whoever takes a part sees what was
-  // written before.
+  // Offers [begin, end), when nobody is at an earlier offer any more: all its parts are finished, or a
+  // barrier was passed since. Whoever takes a part sees what was written before.
   void offer(int64_t begin, int64_t end) {
     const int64_t count = end - begin;
     end_.store(end, std::memory_order_relaxed);

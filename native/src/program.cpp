@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kBlockRows = 128;   // of activations that fit the second-level cache
 constexpr int64_t kMatrixBlockRows = 256;  // where weights are widened once a block
 constexpr int64_t kPrepareAlone = 2;  // rows that each thread prepares for itself: no barrier
-constexpr int kHelped = 4;            // other threads that one looks at for more columns, next to next
+constexpr int kHelped = 4;            // other threads whose columns one takes when its own are done
 
 int64_t share(int64_t count, int part, int parts) { return count * part / parts; }
 
@@ -58,6 +58,7 @@ void Program::append(const Op& appended) {
     if (found == plan_keys_.end()) plan_keys_.push_back(key);
   }
   ops_.push_back(op);
+  panels_.push_back(op.kind == Op::Kind::kLinear ? std::make_unique<Claims[]>(pool_.threads()) : nullptr);
   cut_segments();
 }
 
@@ -73,7 +74,6 @@ void Program::cut_segments() {
       segments_.push_back({i, i + 1, rows_only});
   }
   counters_ = std::make_unique<Counter[]>(segments_.size());
-  panels_ = std::make_unique<Claims[]>(ops_.size() * pool_.threads());
 }
 
 int64_t Program::result_features() const { return buffers_[ops_.back().out].features; }
@@ -224,8 +224,7 @@ void Program::offer_columns(int thread) {
   for (size_t i = 0; i < ops_.size(); ++i) {
     if (ops_[i].kind != Op::Kind::kLinear) continue;
     const int64_t panels = ops_[i].weight->packed().panels;
-    panels_[i * threads + thread].offer(share(panels, thread, threads),
-                                        share(panels, thread + 1, threads));
+    panels_[i][thread].offer(share(panels, thread, threads), share(panels, thread + 1, threads));
   }
 }
 
@@ -323,7 +322,7 @@ void Program::linear_by_columns(const Op& op, int thread) {
     x = prepare(op, begin, end, prepared_.data(), begin, thread);
     pool_.barrier().wait();
   }
-  Claims* panels = panels_.get() + (&op - ops_.data()) * threads;
+  Claims* panels = panels_[&op - ops_.data()].get();
   for (int i = 0; i < std::min(threads, 1 + kHelped); ++i)
     while (const Claims::Part part = panels[(thread + i) % threads].take())
       gemm(op, x, fed_.data(), 0, rows, part, thread);

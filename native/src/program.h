@@ -2,7 +2,7 @@
 //
 // Few tokens (decodes): each linear is cut by columns over the threads, which meet at a barrier
 // after every operation. Many tokens (prefill): threads claim blocks of rows and carry each through
-// all operations up to the next attention without meeting, so weights are shared in the caches and
+// all operations up to the next attention without a barrier, so weights are shared in the caches and
 // activations stay with their thread. Either way, who has nothing left to do takes columns of others.
 #pragma once
 
@@ -155,7 +155,7 @@ class Program {
   int64_t block_rows_ = 1;
   std::vector<AttentionPlan> plans_;
   std::unique_ptr<Counter[]> counters_;            // per segment
-  std::unique_ptr<Claims[]> panels_;               // per operation and thread: of linears by columns
+  std::vector<std::unique_ptr<Claims[]>> panels_;  // per operation, of linears by columns: per thread
   std::unique_ptr<Offer[]> offers_;                // per thread: of linears by blocks
   std::vector<std::unique_ptr<std::atomic<int64_t>[]>> items_left_;  // per plan and join
   std::vector<int64_t> joins_capacity_;

@@ -338,7 +338,7 @@ OCTAVO_INLINE bool any_above(F x, float bound) {
 }
 #if defined(OCTAVO_MATRIX)
 // CPUs with matrix registers take two cycles to convert a vector, or two vectors, and for products of pairs.
-OCTAVO_INLINE F rounded_to_bfloat(F x) { return as_float(as_int(x) + 0x8000 & ~0xffff); }
+OCTAVO_INLINE F rounded_to_bfloat(F x) { return as_float((as_int(x) + 0x8000) & ~0xffff); }
 OCTAVO_INLINE F add_rounded(F sum, F x, uint8_t* to) {
   x = rounded_to_bfloat(x);
   store_halves(to, bfloats_of(x));
