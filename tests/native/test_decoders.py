@@ -88,9 +88,9 @@ def test_steps_repeat_bit_by_bit(isa: str, threads: int) -> None:
 @pytest.mark.parametrize("threads", [2, 5])
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_who_computes_a_column_does_not_matter(isa: str, precision: str, threads: int) -> None:
-    """Decodes whose columns threads take from one another, and a prompt in blocks of rows, where who
-    is done first helps others: bit for bit what one thread computes. More threads than CPUs, so
-    that some are always late."""
+    """Decodes whose columns threads take from one another, and a prompt in blocks of rows, where
+    who is done first helps others: bit for bit what one thread computes. More threads than CPUs,
+    so that some are always late."""
     config = tiny_config(hidden_size=160, intermediate_size=352, max_position=1024)
     tensors = random_tensors(config)
     one, many = (
