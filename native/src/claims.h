@@ -21,8 +21,7 @@ class alignas(64) Claims {
   void offer(int64_t begin, int64_t end) {
     const int64_t count = end - begin;
     end_.store(end, std::memory_order_relaxed);
-    count_.store(count, std::memory_order_relaxed);
-    finished_.store(0, std::memory_order_relaxed);
+    unfinished_.store(count, std::memory_order_relaxed);
     const uint64_t number = (state_.load(std::memory_order_relaxed) >> 32) + 1;
     state_.store(number << 32 | static_cast<uint64_t>(count), std::memory_order_release);
   }
@@ -48,15 +47,12 @@ class alignas(64) Claims {
   }
 
   // What a part's taker wrote before is seen by whoever sees that all are finished.
-  void finish(const Part& part) { finished_.fetch_add(part.end - part.begin, std::memory_order_release); }
-  bool are_finished() const {
-    return finished_.load(std::memory_order_acquire) == count_.load(std::memory_order_relaxed);
-  }
+  void finish(const Part& part) { unfinished_.fetch_sub(part.end - part.begin, std::memory_order_release); }
+  bool are_finished() const { return unfinished_.load(std::memory_order_acquire) == 0; }
 
  private:
   std::atomic<uint64_t> state_{0};  // the offer's number, and how much of it is left
-  std::atomic<int64_t> end_{0}, count_{0};
-  std::atomic<int64_t> finished_{0};
+  std::atomic<int64_t> end_{0}, unfinished_{0};
 };
 
 }  // namespace octavo
